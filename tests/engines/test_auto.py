@@ -154,16 +154,21 @@ def test_dropout_may_be_stacked(pace, tmp_path):
 
 @pytest.mark.parametrize("fastest", ["serial", "stacked"])
 def test_measuring_draws_nothing_from_anyones_stream(pace, fastest):
-    """A loss with noise of its own: one number more, drawn while engines are timed, would change every round."""
+    """A network with noise of its own: one number more, drawn while engines are timed, would change every round."""
     if fastest == "stacked":
         pace.seconds |= {"stacked": 0.1}
-
-    def noisy(output, target):
-        noise = np.random.rand() + random.random() + (torch.rand(()).item() if fastest == "serial" else 0)
-        return torch.nn.functional.cross_entropy(output, target, reduction="none") * (1 + noise)
-
     problem = small_problem()
-    exp = experiment(fk.Problem(model=problem.model, loss=noisy, clients=problem.clients), rounds=8)
+
+    class Noisy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.plain = problem.model
+
+        def forward(self, x):
+            noise = np.random.rand() + random.random() + (torch.rand(()).item() if fastest == "serial" else 0)
+            return self.plain(x) * (1 + noise)
+
+    exp = experiment(fk.Problem(model=Noisy(), loss=problem.loss, clients=problem.clients), rounds=8)
 
     def run(engine):
         torch.manual_seed(5)

@@ -1,5 +1,6 @@
 """What a user's own loss, targets, network and `prepare` do that one sample does not show."""
 
+import numpy as np
 import pytest
 import torch
 from for_each import for_each
@@ -139,3 +140,83 @@ def test_prepare_gets_keys_if_it_looks_at_them():
             torch.testing.assert_close(one.params[name], other.params[name], rtol=1e-9, atol=1e-12)
     still = train(problem(prepare=lambda raw, keys: raw))
     assert not torch.equal(runs[shift][0].params["weight"], still.params["weight"])
+
+
+class Temperature(nn.Module):
+    """A loss with a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.by = nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
+
+    def forward(self, output, target):
+        return F.cross_entropy(self.by * output, target)
+
+
+class Listed(nn.Module):
+    """A network that keeps a layer in a plain list, where PyTorch does not find it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(3, 2, dtype=torch.float64)]
+        self.scale = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.scale(self.layers[0](x))
+
+
+def test_parameters_that_nobody_would_train_are_refused():
+    network = nn.Linear(3, 2)
+
+    def penalised(output, target):
+        return F.cross_entropy(output, target) + network.weight.abs().sum()
+
+    for given in (problem(Temperature()), problem(penalised, lambda: network), problem(network=Listed)):
+        with pytest.raises(ModelError, match="that would not be trained"):
+            train(given)
+    network.requires_grad_(False)  # a teacher
+    train(problem(penalised))
+
+
+class Counting(nn.Module):
+    """A loss that weighs classes by how often it has seen them."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.ones(2))
+
+    def forward(self, output, target):
+        self.seen += torch.bincount(target, minlength=2)
+        return F.cross_entropy(output + self.seen.log(), target)
+
+
+def test_a_loss_that_changes_from_call_to_call_is_refused():
+    calls = []
+
+    def warming(output, target):
+        calls.append(1)
+        return len(calls) * F.cross_entropy(output, target)
+
+    def drawing(output, target):
+        return (1 + np.random.rand()) * F.cross_entropy(output, target)
+
+    for loss in (Counting(), warming, drawing):
+        with pytest.raises(ModelError, match="another value for the same sample"):
+            train(problem(loss))
+
+
+def test_what_a_loss_draws_depends_on_the_step_alone(tmp_path):
+    def noisy(output, target):
+        return F.cross_entropy(output + torch.randn_like(output), target)
+
+    given = problem(noisy)
+    torch.manual_seed(5)
+    whole = train(given, rounds=3)
+    torch.manual_seed(6)
+    experiment = {"problem": given, "participation": 1.0, "epochs": 1, "batch_size": 8, "lr": 0.1}
+    for rounds in (1, 3):
+        run = fk.run(
+            fk.Experiment(rounds=rounds, **experiment), out=tmp_path / "run", engine="serial", dtype=torch.float64
+        )
+    assert run.result["model_digest"] == whole.result["model_digest"]
+    assert run.curve("test_loss") == whole.curve("test_loss")

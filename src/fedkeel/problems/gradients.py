@@ -98,8 +98,10 @@ class Workspace:
             self.model.train()
 
     def score(self, params: Tree, buffers: Tree | None, part: Part) -> Scores:
-        """Score a model on a part of the evaluation data."""
+        """Score a model on a part of the evaluation data. A loss that draws random numbers draws the same for all."""
         self.load(params, buffers)
+        if self.task.stochastic:
+            torch.manual_seed(0)
         if not isinstance(self.model, nn.Module):
             return self.task.score(self.model, part)
         self.model.eval()

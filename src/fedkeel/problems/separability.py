@@ -135,18 +135,20 @@ def are_near(one: Tensor, other: Tensor, tolerance: float) -> bool:
 
 @torch.no_grad()
 def draws_when_trained(task: Task) -> bool:
-    """Whether a network draws random numbers in training by functions of its own, such as F.dropout or torch.randn."""
+    """Whether a network or the loss draws random numbers in training by functions such as F.dropout or torch.randn."""
     client = int(task.clients.sizes.argmax())
-    if task.module is None or task.clients.sizes[client] == 0:
+    if task.clients.sizes[client] == 0:
         return False
     try:
-        model = copy_trained(task.module)
-        train_but_norms(model)
+        model = task.initial.named() if task.module is None else copy_trained(task.module)
+        if isinstance(model, nn.Module):
+            train_but_norms(model)
         on_gpu = task.device.type == "cuda"
         with torch.random.fork_rng(devices=[task.device] if on_gpu else []):
             read = partial(torch.cuda.get_rng_state, task.device) if on_gpu else torch.get_rng_state
             before = read()
-            task.predict(model, task.prepare(task.clients.rows(client, np.zeros(1, np.int64))))
+            tensors = task.prepare(task.clients.rows(client, np.zeros(1, np.int64)))
+            task.losses(model, tensors, task.predict(model, tensors))
             return not torch.equal(before, read())
     except Exception:  # try_out says what is wrong with such a network
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from fedkeel.data.clients import Sample, in_memory
 from fedkeel.errors import FedkeelError, ModelError
 from fedkeel.problems.module_state import copy_trained
 from fedkeel.problems.separability import train_but_norms
-from fedkeel.text import in_one_line
+from fedkeel.text import in_one_line, plural
 
 if TYPE_CHECKING:
     from fedkeel.problems.task import Task
@@ -49,6 +49,9 @@ def try_out(task: Task) -> None:
         train_but_norms(model)
         with torch.random.fork_rng(devices=[]), suppress(RuntimeError, ValueError):  # one sample may be too few
             task.predict(model, tensors)
+    if tensors is not None:
+        check_constant(task, model, tensors)
+        check_leaves(task, model, tensors)
     for name, weight in weights.items():
         old, version = before[name]
         if (old.data_ptr(), version) != (weight.data_ptr(), weight._version):
@@ -56,6 +59,55 @@ def try_out(task: Task) -> None:
                 f"the network writes into its weight {name} when it is called, and that would be lost or mixed up.",
                 "let torch.nn.utils.parametrize change weights as they are read; an embedding needs no max_norm",
             )
+
+
+def check_constant(task: Task, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> None:
+    """Refuse a loss that gives another value when it is called again, by what it has counted, or drawn with numpy."""
+    on_gpu = task.device.type == "cuda"
+    with torch.random.fork_rng(devices=[task.device] if on_gpu else []):
+        output, values = task.predict(model, tensors), []
+        for _ in range(3):
+            torch.manual_seed(0)
+            values.append(task.losses(model, tensors, output))
+    if not all(torch.equal(values[0].nan_to_num(), value.nan_to_num()) for value in values[1:]):
+        raise ModelError(
+            "the loss gives another value for the same sample when it is called again: no run could be repeated.",
+            "keep what it counts in a rule; draw random numbers with torch, which fedkeel seeds in every step",
+        )
+
+
+@torch.enable_grad()
+def check_leaves(task: Task, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> None:
+    """Refuse parameters that the loss depends on and that nobody would train: its own, or those of another network."""
+    if not isinstance(model, nn.Module):
+        model = {name: weight.detach().requires_grad_() for name, weight in model.items()}
+    trained = [*(model.parameters() if isinstance(model, nn.Module) else model.values()), *tensors]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            found = list_leaves(task.losses(model, tensors, task.predict(model, tensors)))
+    except RuntimeError:  # training says what is wrong
+        return
+    if foreign := [leaf for leaf in found if all(leaf is not known for known in trained)]:
+        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in foreign[:4])
+        raise ModelError(
+            f"the network or the loss reads {plural(len(foreign), 'parameter')} that would not be trained ({shapes}).",
+            "put them into the network, modules of a list into nn.ModuleList, a penalty on weights into a rule; what "
+            "is not to be trained needs requires_grad False",
+        )
+
+
+def list_leaves(result: Tensor) -> list[Tensor]:
+    """The tensors that a result's gradient would be added to."""
+    found, seen, left = [], set(), [result.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            found.append(leaf)
+        left += [following for following, _ in node.next_functions]
+    return found
 
 
 def check_broadcast(task: Task) -> None:

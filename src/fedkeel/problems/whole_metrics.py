@@ -53,6 +53,8 @@ class WholeMetrics:
         self, workspace: Workspace, params: Tree, buffers: Tree | None, split: str, names: Iterable[str]
     ) -> dict[str, float]:
         workspace.load(params, buffers)
+        if self.task.stochastic:
+            torch.manual_seed(0)
         model, task = workspace.model, self.task
         parts = [self.samples(part) for part in task.parts(split)]
         tensors, output = tuple(map(torch.cat, zip(*parts, strict=True))), None
