@@ -77,10 +77,37 @@ def sources(rules: Iterable[Rule]) -> dict[str, str]:
     return found
 
 
+def sources_of(folder: Path | None, rules: Iterable[Rule]) -> dict[str, str]:
+    """Return the digests of the modules that the rules of a run come from, as its folder says; of a run that is in
+    memory alone, as they are now."""
+    if folder is None:
+        return sources(rules)
+    found = read_environment(folder).get("sources")
+    return {name: str(digest) for name, digest in found.items()} if isinstance(found, dict) else {}
+
+
 def edited(folder: Path, rules: Iterable[Rule]) -> list[str]:
     """Modules of rules that have changed since a run was made."""
-    before = read_environment(folder).get("sources") or {}
+    before = sources_of(folder, rules)
     return [name for name, digest in sources(rules).items() if before.get(name, digest) != digest]
+
+
+def describe_edits(runs: Iterable[tuple[str, int, Mapping[str, str]]]) -> list[str]:
+    """Say which modules were edited between runs, of which labels, seeds and digests of modules are given, and which
+    runs share their code."""
+    found: dict[str, dict[str, dict[str, list[str]]]] = {}
+    for label, seed, digests in runs:
+        for module, digest in digests.items():
+            found.setdefault(module, {}).setdefault(digest, {}).setdefault(label, []).append(str(seed))
+    return [
+        f"the module {module} was edited between these runs, which are of different code: "
+        + "; ".join(
+            ", ".join(f"{label} seed{'s' * (len(seeds) > 1)} {' and '.join(seeds)}" for label, seeds in same.items())
+            for same in versions.values()
+        )
+        for module, versions in found.items()
+        if len(versions) > 1
+    ]
 
 
 def leaks(folder: Path, plan: Plan) -> bool:
