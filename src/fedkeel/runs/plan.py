@@ -14,7 +14,7 @@ from torch import nn
 from fedkeel.core.client_epochs import ClientEpochs, read_epochs
 from fedkeel.core.method import Method
 from fedkeel.core.rule import Rule
-from fedkeel.core.schedules import ExponentialRate, Schedule, StepRate, read_schedule
+from fedkeel.core.schedules import KEYS, ExponentialRate, NamedSchedule, Schedule, StepRate, read_schedule
 from fedkeel.data.dataset import DatasetCard
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.registry import load_partition, may_repeat
@@ -164,7 +164,7 @@ def plan(asked: Mapping[str, Any]) -> Plan:
         values["evaluation"] = Evaluation.load(values["evaluation"])
     if isinstance(values["epochs"], Mapping):
         values["epochs"] = read_epochs(values["epochs"])
-    for key in ("schedule", "server_schedule"):
+    for key in KEYS:
         if values[key] is not None:
             values[key] = read_schedule(values[key], key).fit(values["rounds"], key)
     if any(type(rule).fit_run is not Rule.fit_run for rule in method.rules):
@@ -241,7 +241,9 @@ def _check(made: Plan) -> None:
 
 
 def _stays_finite(made: Plan) -> bool:
-    """Whether the learning rate of the last round is a number."""
+    """Whether the learning rate of the last round is a number; of a schedule that is only a name it is not known."""
+    if isinstance(made.schedule, NamedSchedule):
+        return True
     try:
         return isfinite(made.lr_at(made.rounds))
     except OverflowError:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fedkeel.core.method import Method
+from fedkeel.core.schedules import KEYS, name_class_alone
 from fedkeel.engines.choose import Choice, ChosenEngine, check_name, choose_engine
 from fedkeel.engines.engine import Engine, StatesLost
 from fedkeel.engines.machine import PRECISIONS, check_workers, device_of, steady
@@ -278,6 +279,9 @@ def claim(folder: RunFolder, experiment: Experiment) -> None:
         other = {name: value for name, value in there.items() if name != "rounds"}
         if isinstance(there.get("method"), Mapping):
             other["method"] = composition.rewrite(there["method"])
+        for key in KEYS:
+            if key in mine and other.get(key) == name_class_alone(other.get(key)):
+                mine[key] = name_class_alone(mine[key])
         made, saved = rounds_in(folder.path), checkpoint.list_checkpoints(folder.checkpoints)
         has_rounds = made.lines or made.problem or any(map(checkpoint.round_of, saved))
         keys = sorted(k for k in {*mine, *other} if mine.get(k) != other.get(k))
