@@ -147,6 +147,7 @@ def test_a_schedule_by_name_is_saved_by_name(here):
     run_json(here, *words, "--rounds", "2", "--out", "f")
     import my_own
 
+    assert list(json.loads(Path("f/environment.json").read_text())["sources"]) == ["my_own"]
     given = fk.Experiment(
         dataset="digits", model="logistic", epochs=1, lr=0.1, rounds=3, schedule=my_own.Waves(height=3)
     )

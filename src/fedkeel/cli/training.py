@@ -180,7 +180,7 @@ def find_finished(
     for name in track:
         if name.partition("@")[0] not in before:
             log.warning("%s was made without tracking %s: what shows it needs another --out", target.folder, name)
-    for name in edited(target.folder, target.experiment.plan.method.rules):
+    for name in edited(target.folder, target.experiment.plan.parts):
         log.warning("the module %s has been edited since %s was made: this is the old result", name, target.folder)
     return made
 

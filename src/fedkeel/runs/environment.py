@@ -18,7 +18,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 
 from fedkeel import __version__
-from fedkeel.core.rule import Rule
 from fedkeel.engines.machine import processor
 from fedkeel.errors import FolderError
 from fedkeel.problems.problem import Problem
@@ -42,7 +41,7 @@ def environment(
     engine: str,
     command: Sequence[str] | None,
     engines: Sequence[Mapping[str, Any]] = (),
-    rules: Iterable[Rule] = (),
+    parts: Iterable[object] = (),
     track: Iterable[object] = (),
 ) -> dict[str, Any]:
     """Describe where a run takes place: `engines` says which engine trained after which round and, where it was
@@ -57,7 +56,7 @@ def environment(
         "engine": engine,
         "engines": list(engines),
         "precision": str(dtype).removeprefix("torch."),
-        "sources": sources(rules),
+        "sources": sources(parts),
         "track": [name for name in track if isinstance(name, str)],
         "held_out": BY_SAMPLE,
         "git_revision": git_revision(),
@@ -66,9 +65,9 @@ def environment(
     }
 
 
-def sources(rules: Iterable[Rule]) -> dict[str, str]:
-    """Compute the digest of each module, other than fedkeel's own, that rules come from."""
-    modules = {type(rule).__module__ for rule in rules}
+def sources(parts: Iterable[object]) -> dict[str, str]:
+    """Compute the digest of each module, other than fedkeel's own, that rules and schedules come from."""
+    modules = {type(part).__module__ for part in parts}
     found = {}
     for name in sorted(modules):
         file = getattr(sys.modules.get(name), "__file__", None)
@@ -77,19 +76,19 @@ def sources(rules: Iterable[Rule]) -> dict[str, str]:
     return found
 
 
-def sources_of(folder: Path | None, rules: Iterable[Rule]) -> dict[str, str]:
-    """Return the digests of the modules that the rules of a run come from, as its folder says; of a run that is in
+def sources_of(folder: Path | None, parts: Iterable[object]) -> dict[str, str]:
+    """Return the digests of the modules that the parts of a run come from, as its folder says; of a run that is in
     memory alone, as they are now."""
     if folder is None:
-        return sources(rules)
+        return sources(parts)
     found = read_environment(folder).get("sources")
     return {name: str(digest) for name, digest in found.items()} if isinstance(found, dict) else {}
 
 
-def edited(folder: Path, rules: Iterable[Rule]) -> list[str]:
-    """Modules of rules that have changed since a run was made."""
-    before = sources_of(folder, rules)
-    return [name for name, digest in sources(rules).items() if before.get(name, digest) != digest]
+def edited(folder: Path, parts: Iterable[object]) -> list[str]:
+    """Modules of rules and schedules that have changed since a run was made."""
+    before = sources_of(folder, parts)
+    return [name for name, digest in sources(parts).items() if before.get(name, digest) != digest]
 
 
 def describe_edits(runs: Iterable[tuple[str, int, Mapping[str, str]]]) -> list[str]:

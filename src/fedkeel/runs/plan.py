@@ -95,6 +95,12 @@ class Plan:
     def training(self) -> Training:
         return Training(self.seed, 1 if self.epochs is None else self.epochs, self.batch_size, self.steps)
 
+    @property
+    def parts(self) -> tuple[Rule | Schedule, ...]:
+        """All that may come from a module of one's own and changes how is trained: rules and schedules."""
+        schedules = (self.schedule, self.server_schedule)
+        return (*self.method.rules, *(one for one in schedules if one is not None))
+
     def participation_of(self, sizes: NDArray[np.int64]) -> Participation:
         """Who takes part, of clients with so many samples each."""
         return Participation(self.seed, sizes, self.participation, self.unavailable, self.participants)

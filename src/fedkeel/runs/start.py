@@ -168,7 +168,8 @@ class Prepared:
         loop.seconds.add("setup", time.perf_counter() - self.began)
         if loop.folder is not None:
             engines = [*self.engines, choice.record(loop.done)]
-            made_with = environment(on.device, on.dtype, engine.name, on.command, engines, loop.method.rules, on.track)
+            parts = (*loop.method.rules, *loop.plan.parts)
+            made_with = environment(on.device, on.dtype, engine.name, on.command, engines, parts, on.track)
             asked = {"callbacks": list_callbacks(on.callbacks), "metrics": name_metrics(on.metrics)}
             made_of: dict[str, Any] = {"data": data_digest(loop.plan)}
             made_of["undivided"] = undivided_data(loop.experiment, loop.folder.path)
@@ -265,8 +266,8 @@ def warn_of_changes(folder: Path, plan: Plan, dtype: torch.dtype) -> None:
     before, now = precision_before(folder), str(dtype).removeprefix("torch.")
     if before is not None and before != now:
         log.warning("this run started in %s and goes on in %s", before, now)
-    for name in edited(folder, plan.method.rules):
-        log.warning("the module %s has been edited since this run started; its first rounds are the old rule's", name)
+    for name in edited(folder, plan.parts):
+        log.warning("the module %s has been edited since this run started; its first rounds are of the old code", name)
 
 
 def claim(folder: RunFolder, experiment: Experiment) -> None:

@@ -204,14 +204,14 @@ def unfair(groups: Sequence[RunGroup], tuned: Collection[str] = ()) -> list[str]
 
 
 def edited_between(groups: Sequence[RunGroup]) -> list[str]:
-    """List in words each module of own rules that was edited between runs: seeds of one method are then of several."""
+    """List in words each module of one's own that was edited between runs: seeds of one method are then of several."""
     made = [(group.label, run) for group in groups for run in group.runs.values()]
     return describe_edits([(label, run.plan.seed, code_of(run)) for label, run in made])
 
 
 def code_of(run: Run) -> dict[str, str]:
-    """Return the digests of the modules that a run's own rules come from."""
-    return sources_of(run.path, run.plan.method.rules)
+    """Return the digests of the modules that a run's own rules and schedules come from."""
+    return sources_of(run.path, run.plan.parts)
 
 
 def unfinished(groups: Sequence[RunGroup]) -> list[str]:
