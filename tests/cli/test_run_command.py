@@ -16,6 +16,7 @@ import pytest
 from small_runs import SMALL, environment
 
 import fedkeel as fk
+from fedkeel.cli import training
 from fedkeel.runs.loop import Loop
 
 
@@ -94,6 +95,45 @@ def test_resume_takes_the_parent_of_several_runs(trained, fedkeel):
     trained("--method", "fedavg,fedprox", "--out", "here")
     done = fedkeel("resume", "here", "--rounds", "3", "--json")
     assert [run["result"]["rounds"] for run in json.loads(done.out)["runs"]] == [3, 3]
+
+
+class KilledError(BaseException):
+    """A process that ends without another word."""
+
+
+def test_resume_makes_what_a_killed_command_had_not_begun(trained, fedkeel, monkeypatch):
+    whole = trained("--method", "fedavg,fedsam", "--engine", "serial", "--out", "whole")
+    run_group, made = training.run_group, []
+
+    def die(targets, *more):
+        made.append(targets)
+        if len(made) == 2:
+            raise KilledError
+        return run_group(targets, *more)
+
+    monkeypatch.setattr(training, "run_group", die)
+    with pytest.raises(KilledError):
+        trained("--method", "fedavg,fedsam", "--engine", "serial", "--out", "cut", "--track", "drift")
+    assert [path.parent.as_posix() for path in Path("cut").glob("**/experiment.toml")] == ["cut/fedavg/0"]
+    seen = json.loads(fedkeel("compare", "cut", "--json").out)
+    assert [(one["label"], one["seeds"]) for one in seen["methods"]] == [("fedavg", [0])]
+    runs = json.loads(fedkeel("resume", "cut", "--engine", "serial", "--json").out)["runs"]
+    assert [run["result"] for run in runs] == [run["result"] for run in whole]
+    assert [json.loads(Path(run["folder"], "environment.json").read_text())["track"] for run in runs] == [["drift"]] * 2
+    assert not list(Path("cut").glob(".*"))
+    assert not list(Path("whole").glob(".*"))
+
+
+def test_planned_runs_lie_below_their_folder(trained, fedkeel):
+    """Somebody else's file leads nowhere else, and the folder of several may still become a run's own."""
+    trained("--method", "fedavg,fedsam", "--out", "here")
+    for name in ("../there", "/there"):
+        Path("here/.planned.json").write_text(json.dumps({name: {"method": "fedavg"}}))
+        done = fedkeel("resume", "here")
+        assert (done.code, "here/.planned.json is damaged" in done.err) == (2, True)
+    Path("alone").mkdir()
+    Path("here/.planned.json").rename("alone/.planned.json")
+    assert trained("--method", "fedavg", "--out", "alone")[0]["folder"] == "alone"
 
 
 def test_fewer_rounds_than_done_are_refused(trained, fedkeel):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from torch import nn
 from typer.testing import CliRunner
 
 import fedkeel as fk
@@ -21,6 +22,13 @@ from fedkeel.federation.export import export
 
 def experiment(**changes):
     return fk.Experiment(dataset="digits", method="fedfft-d", rounds=7, **changes)
+
+
+class OnlyHere:
+    clients = 2
+
+    def divide(self, labels, key, *, groups=None):
+        return [range(10), range(10, 20)]
 
 
 def test_the_app_holds_the_experiment_and_little_else(tmp_path):
@@ -177,6 +185,61 @@ def test_what_cannot_be_exported(tmp_path, toy):
         export(experiment(), tmp_path / "full")
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.tex"]
+
+
+RULES = """
+from dataclasses import dataclass
+import fedkeel as fk
+import exported_amounts
+
+
+@dataclass(frozen=True)
+class Halve(fk.Rule):
+    def step(self, tree, client, at):
+        return exported_amounts.HALF * tree, client
+
+
+def halved() -> fk.Method:
+    return fk.method("halved", gradient=[Halve()], weights=fk.BySize())
+"""
+NETS = "from torch import nn\n\n\ndef net(classes, shape) -> nn.Module:\n    return nn.Linear(64, classes)\n"
+PARTS = """
+class Whole:
+    clients = 1
+
+    def divide(self, labels, key, *, groups=None):
+        return [range(len(labels))]
+"""
+OWN = {"rules": RULES, "amounts": "from exported_deep import *\nHALF = 0.5\n", "nets": NETS, "parts": PARTS}
+
+
+def test_own_code_travels_with_what_it_imports_from_beside_it(fedkeel, monkeypatch, tmp_path):
+    """The modules of a rule, a network and a partition; where the app alone is, they are found in it."""
+    for name, text in OWN.items():
+        Path(f"exported_{name}.py").write_text(text)
+    Path("exported_deep").mkdir()
+    Path("exported_deep/__init__.py").touch()
+    settings = {"method": "exported_rules:halved", "model": "exported_nets:net", "partition": "exported_parts:Whole"}
+    Path("e.toml").write_text("".join(f'{key} = "{value}"\n' for key, value in settings.items()) + 'dataset="digits"\n')
+    done = fedkeel("export", "flower", "e.toml", "app", "--trust")
+    assert done.code == 0
+    assert "exported_deep does not travel with the app: install it on every machine" in done.err
+    assert {path.stem for path in Path("app").glob("exported_*")} == {f"exported_{name}" for name in OWN}
+    for name in OWN:
+        Path(f"exported_{name}.py").unlink()
+        monkeypatch.delitem(sys.modules, f"exported_{name}", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path / "app"))
+    data = tomllib.loads((tmp_path / "app" / "experiment.toml").read_text())
+    assert "Halve()" in map(repr, fk.Experiment.load(data, trust=True).plan.method.rules)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"model": nn.Linear(64, 10)}, {"partition": OnlyHere()}], ids=["model", "partition"]
+)
+def test_what_only_a_program_has_does_not_travel(tmp_path, changes):
+    with pytest.raises(ExperimentError, match="what was made in a program cannot travel: python:"):
+        export(experiment(**changes), tmp_path / "app")
+    assert not (tmp_path / "app").exists()
 
 
 def command_line():

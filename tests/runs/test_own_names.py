@@ -7,7 +7,8 @@ import pytest
 
 import fedkeel as fk
 from fedkeel.data.partition.registry import parse_partition
-from fedkeel.errors import ExperimentError, RequestError, UntrustedError
+from fedkeel.errors import ExperimentError, FolderError, RequestError, UntrustedError
+from fedkeel.runs.experiment import fingerprint_of
 
 MINE = '''
 import numpy as np
@@ -33,6 +34,16 @@ class Slices:
 
 three = Slices(3)
 number = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waves(fk.Schedule):
+    """1 and `height` in turn."""
+
+    height: float = 2.0
+
+    def shape(self, time):
+        return self.height if int(time) % 2 else 1.0
 
 
 class Counting(SerialEngine):
@@ -126,6 +137,52 @@ def test_a_partition_given_as_an_object_does_not_hide_its_run(here):
         read.plan.division.partition.divide([0], 0)
 
 
+LOGISTIC = "--dataset digits --model logistic --method fedavg --set epochs=1 --set lr=0.1 --engine serial".split()
+
+
+def test_a_schedule_by_name_is_saved_by_name(here):
+    """It is read, compared and exported by its name alone, and goes on where someone vouches for it."""
+    words = [*LOGISTIC, "--set", "schedule=my_own:Waves", "--set", "schedule.height=3"]
+    (whole,) = run_json(here, *words, "--rounds", "3", "--out", "whole")
+    run_json(here, *words, "--rounds", "2", "--out", "f")
+    import my_own
+
+    assert list(json.loads(Path("f/environment.json").read_text())["sources"]) == ["my_own"]
+    given = fk.Experiment(
+        dataset="digits", model="logistic", epochs=1, lr=0.1, rounds=3, schedule=my_own.Waves(height=3)
+    )
+    assert given.save() == fk.load_run("whole").experiment.save()
+    assert given.plan.lr_at(1) == pytest.approx(0.3)
+    read = fk.load_run("f")
+    assert read.experiment.save()["schedule"] == {"name": "my_own:Waves", "warmup": 0, "by": "round", "height": 3.0}
+    with pytest.raises(UntrustedError, match="my_own:Waves"):
+        read.plan.lr_at(0)
+    for words in (["compare", "f", "whole"], ["export", "model", "f", "f.safetensors"]):
+        assert here(*words).code == 0
+    refused = here("resume", "f", "--rounds", "3")
+    assert (refused.code, "the schedule 'my_own:Waves'" in refused.err) == (2, True)
+    assert here("resume", "f", "--rounds", "3", "--trust").code == 0
+    assert fk.load_run("f").result == whole["result"]
+    assert here("export", "flower", "f", "app", "--trust").code == 0
+    assert Path("app/my_own.py").read_text() == MINE
+
+
+def test_a_run_of_version_1_0_0_that_names_the_class_of_its_schedule_alone_goes_on(here):
+    short = fk.Experiment(dataset="digits", model="logistic", epochs=1, rounds=1, schedule="my_own:Waves")
+    saved = short.save()
+    older = saved | {"schedule": saved["schedule"] | {"name": "Waves"}}
+    assert fingerprint_of(older) == short.fingerprint()
+    fk.run(short, out="g", engine="serial")
+    Path("g/experiment.toml").write_text(Path("g/experiment.toml").read_text().replace("my_own:Waves", "Waves"))
+    assert fk.load_run("g").experiment.save() == older
+    refused = here("resume", "g")
+    assert (refused.code, "unknown schedule: Waves" in refused.err) == (2, True)
+    again = fk.run(short.with_(rounds=3), out="g", engine="serial")
+    assert again.result == fk.run(short.with_(rounds=3), engine="serial").result
+    with pytest.raises(FolderError, match="differs in: schedule"):
+        fk.run(short.with_(schedule="constant"), out="g", engine="serial")
+
+
 def test_an_engine_by_name(here):
     words = "--dataset digits --model logistic --method fedavg --set epochs=1 --rounds 1 --out"
     (own,) = run_json(here, *words.split(), "d", "--engine", "my_own:Counting")
@@ -146,6 +203,11 @@ WRONG = {
     "cannot be made": {"dataset": "digits", "partition": "my_own:Slices,sites=3"},
     "cannot import problem nowhere:x": {"problem": "nowhere:x"},
     "of type int, not a problem": {"problem": "my_own:number"},
+    "of type int, not a schedule": {"dataset": "digits", "schedule": "my_own:number"},
+    "the my_own:Waves schedule has no field: hight": {
+        "dataset": "digits",
+        "schedule": {"name": "my_own:Waves", "hight": 2},
+    },
 }
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import fedkeel as fk
 from fedkeel.cli.main import call
 from fedkeel.report.content import content
 from fedkeel.report.source import Source
+from fedkeel.report.tables import summary
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.compare import (
@@ -330,3 +332,46 @@ def test_runs_of_one_seed_that_differ_in_split_or_length_are_told_apart():
     seeds = [train(seed=0, partition_seed=7), train(seed=1, partition_seed=8)]
     (group,) = fk.compare(seeds).groups
     assert list(group.runs) == [0, 1]
+
+
+EDITED = """
+from dataclasses import dataclass
+import fedkeel as fk
+
+
+@dataclass(frozen=True)
+class Scaled(fk.Rule):
+    def step(self, tree, client, at):
+        return {by} * tree, client
+
+
+def scaled() -> fk.Method:
+    return fk.method("scaled", gradient=[Scaled()], weights=fk.BySize())
+"""
+
+
+def test_seeds_of_code_that_was_edited_between_them_are_told(fedkeel, caplog):
+    """Two seeds before, one after; in the report and in Python, too, and where the older run of a seed is left out."""
+
+    def train(by, *more):
+        Path("edited_rule.py").write_text(EDITED.format(by=by))
+        asked = ["run", *SMALL, "--rounds", "1", "--method", "edited_rule:scaled", "--engine", "serial", *more]
+        assert fedkeel(*asked).code == 0
+        sys.modules.pop("edited_rule")
+
+    train(0.5, "--seeds", "0,1", "--out", "all")
+    assert "edited" not in fedkeel("compare", "all").err
+    train(0.25, "--seeds", "2", "--out", "all/edited_rule-scaled/2")
+    train(0.25, "--seeds", "0", "--out", "new")
+    told = "the module edited_rule was edited between these runs, which are of different code: "
+    assert f"note: {told}scaled seeds 0 and 1; scaled seed 2\n" in fedkeel("compare", "all", "--latex").err
+    caplog.clear()
+    runs = [Path("all", "edited_rule-scaled", str(seed)) for seed in range(3)]
+    assert fk.compare(runs).document()["edited"] == [f"{told}scaled seeds 0 and 1; scaled seed 2"]
+    assert f"{told}scaled seeds 0 and 1; scaled seed 2" in caplog.text
+    (setting,) = content([Source.read(path) for path in runs]).settings
+    assert f"T{told[1:]}scaled seeds 0 and 1; scaled seed 2." in summary(setting)
+    old, new = runs[0], Path("new")
+    left = fedkeel("compare", old, new).err
+    assert "left out" in left
+    assert f"{told}{old.resolve()} seed 0; {new.resolve()} seed 0" in left

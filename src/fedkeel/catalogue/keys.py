@@ -36,7 +36,9 @@ KEYS = {
     "validation": (
         "The share of each client's training data that is set aside, so that sweeps and searches can choose on it."
     ),
-    "participants": "The clients of each round as lists, in place of a random selection.",
+    "participants": (
+        "The clients of each round as lists, in place of a random selection. A run can be extended as far as they go."
+    ),
     "unavailable": "The chance that a selected client does not answer.",
     "on_nonfinite": "What a report with NaN or infinity does: `drop` leaves it out, `stop` ends the run.",
     "buffers": (

@@ -76,9 +76,10 @@ def compare(
     Of a sweep's folder the final runs are compared, not the settings that were tried on the way.
     """
     from fedkeel.cli.training import runs_in
+    from fedkeel.runs.environment import describe_edits
     from fedkeel.runs.finished_run import load_run
     from fedkeel.studies.choice import read_choice
-    from fedkeel.studies.compare import group_runs, measure_of
+    from fedkeel.studies.compare import code_of, edited_between, group_runs, measure_of
 
     form = form_of(json, latex, csv)
     choices = {folder: read_choice(folder) for folder in folders}
@@ -86,10 +87,14 @@ def compare(
     found |= {folder: choice.pick(found[folder]) or found[folder] for folder, choice in choices.items() if choice}
     tuned = {key for choice in choices.values() if choice for key in choice.tuned}
     paths = list(dict.fromkeys(path.resolve() for folder in folders for path in found[folder]))
-    groups = group_runs([load_run(path) for path in paths])
-    if again := len(paths) - sum(len(group.runs) for group in groups):
+    runs = [load_run(path) for path in paths]
+    groups = group_runs(runs)
+    if again := len(runs) - sum(len(group.runs) for group in groups):
         what = "run is" if again == 1 else "runs are"
         note(f"{again} {what} of an experiment and seed given later, and left out")
+        if not edited_between(groups):
+            for told in describe_edits([(str(run.path), run.plan.seed, code_of(run)) for run in runs]):
+                note(told)
     aim = check_finite(target) if str(measure_of(groups)).endswith("loss") else check_share(target)
     show(groups, aim, baseline, form, tuned=tuned)
 
@@ -109,12 +114,12 @@ def show(
     What was `tuned` for each method does not. Differences are of `number`.
     """
     from fedkeel.runs.environment import NOT_AVERAGED
-    from fedkeel.studies.compare import Comparison, machines, unfair, unfinished
+    from fedkeel.studies.compare import Comparison, edited_between, machines, unfair, unfinished
     from fedkeel.studies.publish import write_csv, write_latex
 
     for key in unfair(groups, tuned):
         note(f"the runs differ in {key}, so more than their methods is compared")
-    for told in unfinished(groups):
+    for told in (*edited_between(groups), *unfinished(groups)):
         note(told)
     if len(places := machines(groups)) > 1:
         note(f"seconds are of different machines: {'; '.join(places)}; {NOT_AVERAGED}")

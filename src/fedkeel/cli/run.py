@@ -113,6 +113,7 @@ def run(
         Machine(engine, workers, device, precision, tracking, callbacks, read_metrics(metrics)),
         json=json,
         progress=not no_progress,
+        below=None if len(targets) == 1 else out,
     )
     if request == Request() and not json:
         report_on([target.folder for target in targets], (out or Path("runs")) / "quickstart.html")
@@ -143,20 +144,23 @@ def resume(
 ) -> None:
     """Go on with a run from its last checkpoint, or extend it.
 
-    DIR is a run's folder, or one that holds several. The result is the same, bit for bit, as without the pause; what
-    was tracked is tracked on, and callbacks go on; --patience N takes the place of the one before.
+    DIR is a run's folder, or one that holds several; of these also runs that `fedkeel run` had not begun are made. The
+    result is the same, bit for bit, as without the pause; what was tracked is tracked on, and callbacks go on;
+    --patience N takes the place of the one before.
     """
-    from fedkeel.cli.training import Machine, Target, runs_in
+    from fedkeel.cli.training import Machine, Target, read_planned, runs_in
     from fedkeel.problems.given import find_problem
     from fedkeel.runs.environment import names_before
     from fedkeel.runs.experiment import Experiment
     from fedkeel.runs.folder import read_experiment
 
     targets, folders = [], runs_in(folder)
+    below = None if folders == [folder] else folder
+    planned = {} if below is None else read_planned(below)
     arithmetic = precision or precision_of(folders)
     tracked = ",".join(dict.fromkeys(name for path in folders for name in names_before(path, "track")))
-    for path in folders:
-        data = read_experiment(path) | ({} if rounds is None else {"rounds": rounds})
+    for path, data in ({path: read_experiment(path) for path in folders} | planned).items():
+        data |= {} if rounds is None else {"rounds": rounds}
         own = {} if problem is None else {"problem": find_problem(problem)}
         experiment = Experiment.load(data | own, trust=trust)
         targets.append(Target(experiment, path, experiment.plan.method.name))
@@ -167,6 +171,7 @@ def resume(
         Machine(engine, workers, device, arithmetic, tracking, callbacks, read_metrics(metrics, folders, trust)),
         json=json,
         progress=not no_progress,
+        below=below,
     )
 
 
@@ -183,17 +188,22 @@ def precision_of(folders: list[Path]) -> str:
     return found[0]
 
 
-def carry_out(targets: list[Target], machine: Machine, *, json: bool, progress: bool) -> None:
-    """Train, then print; a signal ends the training with its checkpoint written."""
+def carry_out(targets: list[Target], machine: Machine, *, json: bool, progress: bool, below: Path | None) -> None:
+    """Train, then print; a signal ends the training with its checkpoint written. `below` is the folder of several runs,
+    which knows those that have not begun."""
     from fedkeel.cli import results
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display
-    from fedkeel.cli.training import name_runs, train
+    from fedkeel.cli.training import name_runs, note_planned, train
 
     try:
         fetch(sorted({target.experiment.dataset or "" for target in targets}), progress)
         with display(progress, name_runs(targets)) as shown:
+            if below is not None:
+                note_planned(below, targets)
             outcomes = train(targets, machine, shown)
+            if below is not None:
+                note_planned(below)
     except Stopped as stopped:
         say(stderr(), str(stopped), "bold yellow", how_to_go_on(targets))
         raise typer.Exit(stopped.exit_code) from None

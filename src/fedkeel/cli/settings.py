@@ -13,6 +13,7 @@ from typing import Any
 
 from fedkeel.cli.method_settings import give_hyperparameters, label_methods, list_hyperparameters
 from fedkeel.core.rule import Rule
+from fedkeel.core.schedules import KEYS
 from fedkeel.data.partition.registry import PARTITIONS, parse_partition
 from fedkeel.data.storage.loading import find_card, is_known
 from fedkeel.errors import ExperimentError, RequestError, nearest
@@ -112,7 +113,7 @@ def name_run(label: str, experiment: Experiment) -> Asked:
 def list_typed_keys(request: Request, changes: Sequence[tuple[tuple[str, ...], Any]]) -> set[str]:
     """The keys that may name code and were typed, so that no file has a part in them."""
     given = {word: getattr(request, word) is not None for word in ("model", "partition", "problem")}
-    options = {"method": bool(request.methods), "optimizer": False} | given
+    options = {"method": bool(request.methods), "optimizer": False, **dict.fromkeys(KEYS, False)} | given
     return {word for word, given in options.items() if given or any(path == (word,) for path, _ in changes)}
 
 

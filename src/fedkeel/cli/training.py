@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,15 +14,16 @@ from typing import Any
 from fedkeel.cli.console import complain
 from fedkeel.cli.progress import Display
 from fedkeel.cli.tracking import Tracking
+from fedkeel.core.states import write_text
 from fedkeel.engines.choose import check_name
 from fedkeel.engines.machine import PRECISIONS, check_device, check_workers, device_of
-from fedkeel.errors import FolderError, RunError, require_known
+from fedkeel.errors import FolderError, RunError, require_known, writing
 from fedkeel.problems.metrics import Metric
 from fedkeel.runs.callbacks import Callback
 from fedkeel.runs.environment import changed_functions, check_same_data, edited, leaks, names_before
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run, load_run
-from fedkeel.runs.folder import EXPERIMENT, RESULT, folder_name, read_experiment, read_json, read_sums
+from fedkeel.runs.folder import EXPERIMENT, PLANNED, RESULT, folder_name, read_experiment, read_json, read_sums
 from fedkeel.runs.following import name_callbacks, warn_of_unmade
 from fedkeel.runs.loop import Progress
 from fedkeel.runs.shared_engine import Asked, choose_for_all
@@ -111,6 +113,28 @@ def runs_in(folder: Path) -> list[Path]:
     return found
 
 
+def read_planned(folder: Path) -> dict[Path, dict[str, Any]]:
+    """Read the experiments of the runs below a folder that have not begun, by their own folders."""
+    planned = read_json(folder / PLANNED)
+    for name, data in planned.items():
+        if Path(name).is_absolute() or ".." in Path(name).parts or not isinstance(data, dict):
+            raise FolderError(f"{folder / PLANNED} is damaged: {name}", "remove it, and give the `fedkeel run` again")
+    return {folder / name: data for name, data in planned.items() if not (folder / name / EXPERIMENT).exists()}
+
+
+def note_planned(folder: Path, targets: Sequence[Target] = ()) -> None:
+    """Write down which runs below a folder have not begun, these targets too, so that `fedkeel resume` makes them."""
+    planned = read_planned(folder)
+    planned |= {one.folder: one.experiment.save() for one in targets if not (one.folder / EXPERIMENT).exists()}
+    with writing(folder, "choose another folder with --out"):
+        if planned:
+            folder.mkdir(parents=True, exist_ok=True)
+            data = {path.relative_to(folder).as_posix(): data for path, data in planned.items()}
+            write_text(folder / PLANNED, json.dumps(data, indent=2) + "\n")
+        elif (folder / PLANNED).exists():
+            (folder / PLANNED).unlink()
+
+
 def settle_engine(targets: Sequence[Target], machine: Machine, choose: Callable[[], str] | None = None) -> Machine:
     """The machine with one engine for all targets, where `auto` was asked for; `choose` finds it, or this machine."""
     if machine.engine != "auto" or all((target.folder / RESULT).exists() for target in targets):
@@ -156,7 +180,7 @@ def find_finished(
     for name in track:
         if name.partition("@")[0] not in before:
             log.warning("%s was made without tracking %s: what shows it needs another --out", target.folder, name)
-    for name in edited(target.folder, target.experiment.plan.method.rules):
+    for name in edited(target.folder, target.experiment.plan.parts):
         log.warning("the module %s has been edited since %s was made: this is the old result", name, target.folder)
     return made
 

@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from math import cos, isfinite, pi
-from typing import Any, Literal, Self
+from typing import Any, Literal, NoReturn, Self, cast
 
-from fedkeel.errors import ExperimentError, nearest
+from fedkeel.errors import ExperimentError, FedkeelError, UntrustedError, nearest
+from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.ranges import Count, NonNegative, Positive, Whole
 from fedkeel.typed_values import check_fields, check_table, show_value
 
@@ -192,26 +193,91 @@ SCHEDULES: dict[str, type[Schedule]] = {
 """The schedules by name."""
 
 
+KEYS = ("schedule", "server_schedule")
+"""Where an experiment has schedules."""
+
+OWN = Kind(
+    "schedule",
+    Schedule,
+    classes=True,
+    hint="a schedule is a subclass of fk.Schedule under @dataclass(frozen=True, kw_only=True)",
+    error=ExperimentError,
+)
+
+
+class NamedSchedule(Schedule):
+    """A schedule of someone's own, as a file gives it: shown, saved and compared, never imported and never trained."""
+
+    data: dict[str, Any]
+    error: FedkeelError
+
+    def __init__(self, data: Mapping[str, Any], error: FedkeelError):
+        self.__dict__.update(data=dict(data), error=error)
+
+    def __repr__(self) -> str:
+        return f"NamedSchedule({show_value(self.data)})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NamedSchedule) and self.data == other.data
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def fit(self, rounds: int, key: str) -> Self:
+        return self
+
+    def shape(self, time: float) -> NoReturn:
+        raise self.error
+
+    def share_at(self, time: float) -> NoReturn:
+        raise self.error
+
+    def save(self) -> dict[str, Any]:
+        return dict(self.data)
+
+
 def name_of(schedule: Schedule) -> str:
-    """Return the name that files have for a schedule."""
-    return next((name for name, kind in SCHEDULES.items() if kind is type(schedule)), type(schedule).__name__)
+    """Return the name that files have for a schedule; one of the user's own is named `module:Class`."""
+    kind = type(schedule)
+    own = f"{kind.__module__}:{kind.__qualname__}"
+    return next((name for name, known in SCHEDULES.items() if known is kind), own)
 
 
-def read_schedule(given: Schedule | str | Mapping[str, Any], key: str) -> Schedule:
-    """Read a schedule from itself, its name, or a table of its name and fields; `key` says where it was given."""
+def name_class_alone(saved: Any) -> Any:
+    """Return a saved schedule with the name of its class alone, as fingerprints and runs up to 1.0.0 have it."""
+    if not isinstance(saved, Mapping) or ":" not in str(saved.get("name")):
+        return saved
+    return {**saved, "name": str(saved["name"]).rpartition(":")[2].rpartition(".")[2]}
+
+
+def read_schedule(given: Schedule | str | Mapping[str, Any], key: str, trust: Trust = Trust.TYPED) -> Schedule:
+    """Read a schedule from itself, its name, or a table of its name and fields; `key` says where it was given.
+
+    One of someone's own, `module:Class`, that is not vouched for stays a name.
+    """
     if isinstance(given, Schedule):
         return given
     settings: dict[str, Any] = {"name": given} if isinstance(given, str) else dict(given)
-    name = settings.pop("name", None)
+    data, name = dict(settings), settings.pop("name", None)
     if not isinstance(name, str):
         raise ExperimentError(f"{key} needs its name: {show_value(dict(settings))}", WHERE)
-    if name not in SCHEDULES:
-        raise ExperimentError(f"unknown schedule: {name}", nearest(name, SCHEDULES, "schedules"))
-    check_table(SCHEDULES[name], settings, ExperimentError, f"the {name} schedule")
-    return SCHEDULES[name](**settings)
+    try:
+        kind = look_up(name, OWN, trust) if ":" in name else SCHEDULES.get(name)
+    except UntrustedError as error:
+        return NamedSchedule(data, error)
+    if kind is None:
+        unknown = ExperimentError(f"unknown schedule: {name}", nearest(name, SCHEDULES, "schedules"))
+        if trust is Trust.NOTHING:  # runs up to version 1.0.0 name the class of one's own alone
+            return NamedSchedule(data, unknown)
+        raise unknown
+    check_table(kind, settings, ExperimentError, f"the {name} schedule")
+    try:
+        return cast(Schedule, kind(**settings))
+    except TypeError as error:  # of someone's own class
+        raise ExperimentError(f"the schedule {name} cannot be made: {error}", OWN.hint) from error
 
 
 def spans_run(given: Schedule | str | Mapping[str, Any]) -> bool:
     """Whether the schedule is as long as the run, so that another length makes other rates from the first round on."""
-    schedule = read_schedule(given, "schedule")
+    schedule = read_schedule(given, "schedule", Trust.NOTHING)
     return isinstance(schedule, Lasting) and schedule.rounds is None

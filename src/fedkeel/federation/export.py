@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import re
@@ -20,9 +21,10 @@ from fedkeel.errors import ExperimentError, FolderError, RequestError, writing
 from fedkeel.federation.local_data import FOLDER, PARTITION, describe_form
 from fedkeel.federation.own_problem import describe_sample
 from fedkeel.federation.site_files import LABEL, read_column
+from fedkeel.importing import path_with_here
 from fedkeel.methods.named import own_names
 from fedkeel.problems.problem import Problem
-from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.experiment import PYTHON, Experiment
 from fedkeel.runs.plan import Division
 from fedkeel.text import split_words
 
@@ -65,6 +67,11 @@ def export(
         saved["problem"] = problem
     if data not in (PARTITION, FOLDER) and ":" not in data:
         raise RequestError(f"unknown source of data: {data}", "use partition, folder or module:function")
+    own = [name for name in (data, problem, *own_names(experiment.save())) if name is not None and ":" in name]
+    if made := next((name for name in own if name.startswith((PYTHON, "__main__:"))), None):
+        raise ExperimentError(
+            f"what was made in a program cannot travel: {made}", "put it into a module and name it: my_module:Name"
+        )
     for word in split_words(columns):
         read_column(word)
     if data != PARTITION and clients < 1:
@@ -75,10 +82,9 @@ def export(
         nodes = clients
     else:
         nodes = len(source.data.sizes) if isinstance(source, Problem) else getattr(source.partition, "clients", 3)
-    own = [name for name in (data, problem) if name is not None and ":" in name]
     values = name_app(experiment) | {
         "data": data, "clients": str(clients if data != PARTITION else 0), "nodes": str(nodes), "last": str(nodes - 1),
-        "trust": ", trust=True" if own or any(own_names(experiment.save())) else "",
+        "trust": ", trust=True" if own else "",
         "columns": json.dumps(columns)[1:-1], "label": json.dumps(label)[1:-1],
     } | describe_data(data, source)  # fmt: skip
     with writing(folder, "choose another folder"):
@@ -92,21 +98,42 @@ def export(
 
 
 def copy_modules(names: Sequence[str], folder: Path) -> list[Path]:
-    """Copy the modules of these names into the app, where they travel with it; installed ones are installed there too.
+    """Copy the modules of these names into the app, where they travel with it, and what they import from beside them.
 
-    A package is named in the app's README only: it is to be installed on every machine.
+    A package, and what is installed, is to be installed on every machine; that is logged.
     """
-    copied = []
-    for name in dict.fromkeys(name.partition(":")[0] for name in names):
-        found = find_spec(name) if "." not in name else None
+    copied, waiting = [], list(dict.fromkeys(name.partition(":")[0] for name in names))
+    for name in waiting:  # it grows
+        with path_with_here():
+            found = find_spec(name) if "." not in name else None
         if found is None or not found.origin or Path(found.origin).stem != name or "site-packages" in found.origin:
             log.warning("%s does not travel with the app: install it on every machine", name)
             continue
         if (folder / f"{name}.py").exists():
             raise ExperimentError(f"a module of an app cannot be called {name}.", "rename it")
-        write_text(folder / f"{name}.py", Path(found.origin).read_text(encoding="utf-8"))
+        source = Path(found.origin)
+        write_text(folder / f"{name}.py", source.read_text(encoding="utf-8"))
         copied.append(folder / f"{name}.py")
+        waiting += [beside for beside in imported_beside(source) if beside not in waiting]
     return copied
+
+
+def imported_beside(module: Path) -> list[str]:
+    """Name the modules and packages that a module imports from its own folder."""
+    names: list[str] = []
+    try:
+        parts = ast.walk(ast.parse(module.read_bytes()))
+    except (SyntaxError, ValueError) as error:
+        raise ExperimentError(f"{module} cannot be read as Python: {error}", "mend it first") from None
+    for part in parts:
+        if isinstance(part, ast.Import):
+            names += [one.name for one in part.names]
+        elif isinstance(part, ast.ImportFrom) and part.module and not part.level:
+            names.append(part.module)
+    tops = dict.fromkeys(name.partition(".")[0] for name in names)
+    return [
+        top for top in tops if any((module.parent / file).is_file() for file in (f"{top}.py", f"{top}/__init__.py"))
+    ]
 
 
 FEW = " (`--clients 3`)"

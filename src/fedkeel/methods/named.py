@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from fedkeel.core.method import Method, Phase
 from fedkeel.core.objectives import OBJECTIVES, Objective
 from fedkeel.core.rule import Setting, State, Weighting
+from fedkeel.core.schedules import KEYS
 from fedkeel.core.trees import Tree
 from fedkeel.errors import UntrustedError
 from fedkeel.rules import BySize
@@ -102,9 +103,10 @@ def refusal(method: Method) -> UntrustedError | None:
 
 
 def own_names(data: Any) -> Iterator[str]:
-    """The names of someone's own code in an experiment's data: of its network, its partition and of every rule."""
+    """The names of someone's own code in an experiment's data: of its network, partition, schedules and every rule."""
     if isinstance(data, Mapping):
-        names = (data.get(word) for word in ("rule", "model", "objective", "kind"))
+        schedules = (table.get("name") for key in KEYS if isinstance(table := data.get(key), Mapping))
+        names = (*(data.get(word) for word in ("rule", "model", "objective", "kind")), *schedules)
         own = (name for name in names if isinstance(name, str) and ":" in name)
         yield from (name for name in own if name.partition(":")[0] not in OBJECTIVES)
     for value in data.values() if isinstance(data, Mapping) else data if isinstance(data, list) else ():

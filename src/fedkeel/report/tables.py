@@ -11,7 +11,7 @@ from fedkeel.problems.metrics import lower_is_better
 from fedkeel.report.content import Setting, group_id
 from fedkeel.report.series import RESULTS, Row, Spread
 from fedkeel.report.source import Group
-from fedkeel.runs.environment import NOT_AVERAGED, keep_one_place
+from fedkeel.runs.environment import NOT_AVERAGED, describe_edits, keep_one_place, sources_of
 from fedkeel.studies.cost_to_target import Spending
 from fedkeel.text import byte_size, duration
 
@@ -57,7 +57,13 @@ def summary(setting: Setting) -> str:
         for run in group.repeats
     ]
     leaks = [told for group in setting.groups for run in group.runs if (told := run.leak) is not None]
-    notes = [note, *differences(setting, measure), *repeats, *stopped, *leaks]
+    edits = [
+        f"{told[:1].upper()}{told[1:]}."
+        for told in describe_edits(
+            (group.label, run.seed, sources_of(run.path, ())) for group in setting.groups for run in group.runs
+        )
+    ]
+    notes = [note, *differences(setting, measure), *edits, *repeats, *stopped, *leaks]
     return sortable_table(setting.index, notes, heads, body)
 
 

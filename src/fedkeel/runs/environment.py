@@ -18,7 +18,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 
 from fedkeel import __version__
-from fedkeel.core.rule import Rule
 from fedkeel.engines.machine import processor
 from fedkeel.errors import FolderError
 from fedkeel.problems.problem import Problem
@@ -42,7 +41,7 @@ def environment(
     engine: str,
     command: Sequence[str] | None,
     engines: Sequence[Mapping[str, Any]] = (),
-    rules: Iterable[Rule] = (),
+    parts: Iterable[object] = (),
     track: Iterable[object] = (),
 ) -> dict[str, Any]:
     """Describe where a run takes place: `engines` says which engine trained after which round and, where it was
@@ -57,7 +56,7 @@ def environment(
         "engine": engine,
         "engines": list(engines),
         "precision": str(dtype).removeprefix("torch."),
-        "sources": sources(rules),
+        "sources": sources(parts),
         "track": [name for name in track if isinstance(name, str)],
         "held_out": BY_SAMPLE,
         "git_revision": git_revision(),
@@ -66,9 +65,9 @@ def environment(
     }
 
 
-def sources(rules: Iterable[Rule]) -> dict[str, str]:
-    """Compute the digest of each module, other than fedkeel's own, that rules come from."""
-    modules = {type(rule).__module__ for rule in rules}
+def sources(parts: Iterable[object]) -> dict[str, str]:
+    """Compute the digest of each module, other than fedkeel's own, that rules and schedules come from."""
+    modules = {type(part).__module__ for part in parts}
     found = {}
     for name in sorted(modules):
         file = getattr(sys.modules.get(name), "__file__", None)
@@ -77,10 +76,37 @@ def sources(rules: Iterable[Rule]) -> dict[str, str]:
     return found
 
 
-def edited(folder: Path, rules: Iterable[Rule]) -> list[str]:
-    """Modules of rules that have changed since a run was made."""
-    before = read_environment(folder).get("sources") or {}
-    return [name for name, digest in sources(rules).items() if before.get(name, digest) != digest]
+def sources_of(folder: Path | None, parts: Iterable[object]) -> dict[str, str]:
+    """Return the digests of the modules that the parts of a run come from, as its folder says; of a run that is in
+    memory alone, as they are now."""
+    if folder is None:
+        return sources(parts)
+    found = read_environment(folder).get("sources")
+    return {name: str(digest) for name, digest in found.items()} if isinstance(found, dict) else {}
+
+
+def edited(folder: Path, parts: Iterable[object]) -> list[str]:
+    """Modules of rules and schedules that have changed since a run was made."""
+    before = sources_of(folder, parts)
+    return [name for name, digest in sources(parts).items() if before.get(name, digest) != digest]
+
+
+def describe_edits(runs: Iterable[tuple[str, int, Mapping[str, str]]]) -> list[str]:
+    """Say which modules were edited between runs, of which labels, seeds and digests of modules are given, and which
+    runs share their code."""
+    found: dict[str, dict[str, dict[str, list[str]]]] = {}
+    for label, seed, digests in runs:
+        for module, digest in digests.items():
+            found.setdefault(module, {}).setdefault(digest, {}).setdefault(label, []).append(str(seed))
+    return [
+        f"the module {module} was edited between these runs, which are of different code: "
+        + "; ".join(
+            ", ".join(f"{label} seed{'s' * (len(seeds) > 1)} {' and '.join(seeds)}" for label, seeds in same.items())
+            for same in versions.values()
+        )
+        for module, versions in found.items()
+        if len(versions) > 1
+    ]
 
 
 def leaks(folder: Path, plan: Plan) -> bool:

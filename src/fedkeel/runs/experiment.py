@@ -16,7 +16,7 @@ from torch import nn
 from fedkeel.core.client_epochs import ClientEpochs
 from fedkeel.core.method import Method
 from fedkeel.core.rule import Rule
-from fedkeel.core.schedules import Schedule
+from fedkeel.core.schedules import KEYS, NamedSchedule, Schedule, name_class_alone, read_schedule
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.registry import explain_new_default, load_partition, names_own, save_partition
 from fedkeel.data.storage.loading import find_card, is_known
@@ -179,6 +179,9 @@ class Experiment:
             raise error
         if isinstance(made.model, NamedModel):
             raise untrusted(made.model, "model")
+        for schedule in (made.plan.schedule, made.plan.server_schedule):
+            if isinstance(schedule, NamedSchedule):
+                raise schedule.error
         return made
 
     @staticmethod
@@ -193,6 +196,9 @@ class Experiment:
             read["optimizer"] = read_optimiser(read["optimizer"], Trust.TYPED if "optimizer" in typed else trust)
         if "model" in read and not from_python(read["model"]):
             read["model"] = read_model(read["model"], Trust.TYPED if "model" in typed else trust)
+        for key in KEYS:
+            if isinstance(read.get(key), str | Mapping):
+                read[key] = read_schedule(read[key], key, Trust.TYPED if key in typed else trust)
         if names_own(read.get("partition")):
             read["partition"] = load_partition(read["partition"], Trust.TYPED if "partition" in typed else trust)
         if isinstance(read.get("problem"), str) and not from_python(read["problem"]):
@@ -215,6 +221,7 @@ def fingerprint_of(saved: Mapping[str, Any], by_sample: bool = False) -> str:
     if isinstance(data.get("method"), Mapping):
         method = composition.rewrite(data["method"])
         data["method"] = {name: value for name, value in method.items() if name not in ("name", "papers")}
+    data |= {key: name_class_alone(data[key]) for key in KEYS if key in data}
     if by_sample:
         data["held_out"] = "by sample"  # up to version 0.1.0 copies stood on both sides
     return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:12]

@@ -28,6 +28,10 @@ SUMS = "sums.txt"
 """Checksums of the plain files, each in a line that follows what it covers: `2 0d4a1185` is of the first two rounds,
 `result.json 5ed1ab2f` of the result. Folders of older versions have no such file, and are read without it."""
 
+PLANNED = ".planned.json"
+"""In a folder of several runs: the experiments of those that `fedkeel run` has not begun, by their folders there. The
+file is gone when all have begun."""
+
 FORMAT = 1
 """The form of a run folder: it rises only when an older fedkeel would misread a newer folder; 0.1.0 wrote no number."""
 

@@ -14,7 +14,7 @@ from torch import nn
 from fedkeel.core.client_epochs import ClientEpochs, read_epochs
 from fedkeel.core.method import Method
 from fedkeel.core.rule import Rule
-from fedkeel.core.schedules import ExponentialRate, Schedule, StepRate, read_schedule
+from fedkeel.core.schedules import KEYS, ExponentialRate, NamedSchedule, Schedule, StepRate, read_schedule
 from fedkeel.data.dataset import DatasetCard
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.registry import load_partition, may_repeat
@@ -95,6 +95,12 @@ class Plan:
     def training(self) -> Training:
         return Training(self.seed, 1 if self.epochs is None else self.epochs, self.batch_size, self.steps)
 
+    @property
+    def parts(self) -> tuple[Rule | Schedule, ...]:
+        """All that may come from a module of one's own and changes how is trained: rules and schedules."""
+        schedules = (self.schedule, self.server_schedule)
+        return (*self.method.rules, *(one for one in schedules if one is not None))
+
     def participation_of(self, sizes: NDArray[np.int64]) -> Participation:
         """Who takes part, of clients with so many samples each."""
         return Participation(self.seed, sizes, self.participation, self.unavailable, self.participants)
@@ -164,7 +170,7 @@ def plan(asked: Mapping[str, Any]) -> Plan:
         values["evaluation"] = Evaluation.load(values["evaluation"])
     if isinstance(values["epochs"], Mapping):
         values["epochs"] = read_epochs(values["epochs"])
-    for key in ("schedule", "server_schedule"):
+    for key in KEYS:
         if values[key] is not None:
             values[key] = read_schedule(values[key], key).fit(values["rounds"], key)
     if any(type(rule).fit_run is not Rule.fit_run for rule in method.rules):
@@ -241,7 +247,9 @@ def _check(made: Plan) -> None:
 
 
 def _stays_finite(made: Plan) -> bool:
-    """Whether the learning rate of the last round is a number."""
+    """Whether the learning rate of the last round is a number; of a schedule that is only a name it is not known."""
+    if isinstance(made.schedule, NamedSchedule):
+        return True
     try:
         return isfinite(made.lr_at(made.rounds))
     except OverflowError:

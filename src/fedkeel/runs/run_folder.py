@@ -16,7 +16,18 @@ from filelock import FileLock, Timeout
 from fedkeel.core.states import write_text
 from fedkeel.errors import FolderError, RunError, explain_os_errors
 from fedkeel.runs.checkpoint import prune, remove
-from fedkeel.runs.folder import EXPERIMENT, RESULT, ROUNDS, SUMS, TIMING, checksum, line_of, read_experiment, rounds_in
+from fedkeel.runs.folder import (
+    EXPERIMENT,
+    PLANNED,
+    RESULT,
+    ROUNDS,
+    SUMS,
+    TIMING,
+    checksum,
+    line_of,
+    read_experiment,
+    rounds_in,
+)
 from fedkeel.runs.record import RoundRecord
 
 
@@ -139,5 +150,5 @@ class RunFolder:
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether a file is not of a run that was killed before it had written its experiment."""
-    return path.name != "run.lock" and not path.name.endswith(".partial")
+    """Whether a file is not of a run, or of several, killed before an experiment was written."""
+    return path.name not in ("run.lock", PLANNED) and not path.name.endswith(".partial")

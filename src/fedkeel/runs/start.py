@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fedkeel.core.method import Method
+from fedkeel.core.schedules import KEYS, name_class_alone
 from fedkeel.engines.choose import Choice, ChosenEngine, check_name, choose_engine
 from fedkeel.engines.engine import Engine, StatesLost
 from fedkeel.engines.machine import PRECISIONS, check_workers, device_of, steady
@@ -167,7 +168,8 @@ class Prepared:
         loop.seconds.add("setup", time.perf_counter() - self.began)
         if loop.folder is not None:
             engines = [*self.engines, choice.record(loop.done)]
-            made_with = environment(on.device, on.dtype, engine.name, on.command, engines, loop.method.rules, on.track)
+            parts = (*loop.method.rules, *loop.plan.parts)
+            made_with = environment(on.device, on.dtype, engine.name, on.command, engines, parts, on.track)
             asked = {"callbacks": list_callbacks(on.callbacks), "metrics": name_metrics(on.metrics)}
             made_of: dict[str, Any] = {"data": data_digest(loop.plan)}
             made_of["undivided"] = undivided_data(loop.experiment, loop.folder.path)
@@ -264,8 +266,8 @@ def warn_of_changes(folder: Path, plan: Plan, dtype: torch.dtype) -> None:
     before, now = precision_before(folder), str(dtype).removeprefix("torch.")
     if before is not None and before != now:
         log.warning("this run started in %s and goes on in %s", before, now)
-    for name in edited(folder, plan.method.rules):
-        log.warning("the module %s has been edited since this run started; its first rounds are the old rule's", name)
+    for name in edited(folder, plan.parts):
+        log.warning("the module %s has been edited since this run started; its first rounds are of the old code", name)
 
 
 def claim(folder: RunFolder, experiment: Experiment) -> None:
@@ -278,6 +280,9 @@ def claim(folder: RunFolder, experiment: Experiment) -> None:
         other = {name: value for name, value in there.items() if name != "rounds"}
         if isinstance(there.get("method"), Mapping):
             other["method"] = composition.rewrite(there["method"])
+        for key in KEYS:
+            if key in mine and other.get(key) == name_class_alone(other.get(key)):
+                mine[key] = name_class_alone(mine[key])
         made, saved = rounds_in(folder.path), checkpoint.list_checkpoints(folder.checkpoints)
         has_rounds = made.lines or made.problem or any(map(checkpoint.round_of, saved))
         keys = sorted(k for k in {*mine, *other} if mine.get(k) != other.get(k))

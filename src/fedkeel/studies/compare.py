@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedkeel.analysis.intervals import Interval, paired_interval
 from fedkeel.errors import RequestError, explain_typos, require_known
 from fedkeel.runs.checkpoint import list_checkpoints
-from fedkeel.runs.environment import compared_as, describe_place, keep_one_place
+from fedkeel.runs.environment import compared_as, describe_edits, describe_place, keep_one_place, sources_of
 from fedkeel.runs.finished_run import Run, load_run
 from fedkeel.runs.folder import TIMING, read_environment, read_json
 from fedkeel.runs.record import describe_stop, judged_on, make_frame
@@ -20,6 +21,8 @@ from fedkeel.typed_values import flatten
 
 if TYPE_CHECKING:
     import pandas
+
+log = logging.getLogger("fedkeel")
 
 NUMBERS = ("best", "last", "mean_last", "reported")
 """Of a result; the last one where an evaluation policy judges clients' models."""
@@ -86,6 +89,7 @@ class Comparison:
             "judged_on": measure_of(self.groups),
             "difference_of": self.compared_by,
             "target": self.target,
+            "edited": edited_between(self.groups),
             "methods": [self._describe(group) for group in self.groups],
         }
 
@@ -124,11 +128,17 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
 def compare(
     runs: Sequence[Run | str | PathLike[str]], *, baseline: str | None = None, target: float | None = None
 ) -> Comparison:
-    """Hold runs, or folders of runs, against each other; the baseline is the first method unless one is named."""
+    """Hold runs, or folders of runs, against each other; the baseline is the first method unless one is named.
+
+    A module of rules that was edited between them is told in the log, and as `edited` in the document.
+    """
     found = [run if isinstance(run, Run) else load_run(run) for run in runs]
     if not found:
         raise RequestError("there is nothing to compare.", "fk.compare([run, another])")
-    return Comparison.of(group_runs(found), baseline, target)
+    made = Comparison.of(group_runs(found), baseline, target)
+    for told in edited_between(made.groups):
+        log.warning("%s", told)
+    return made
 
 
 def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
@@ -191,6 +201,17 @@ def unfair(groups: Sequence[RunGroup], tuned: Collection[str] = ()) -> list[str]
         if len({repr([record.selected for record in run.records[:length]]) for run in runs}) > 1:
             found.add("selected clients")
     return sorted(found)
+
+
+def edited_between(groups: Sequence[RunGroup]) -> list[str]:
+    """List in words each module of one's own that was edited between runs: seeds of one method are then of several."""
+    made = [(group.label, run) for group in groups for run in group.runs.values()]
+    return describe_edits([(label, run.plan.seed, code_of(run)) for label, run in made])
+
+
+def code_of(run: Run) -> dict[str, str]:
+    """Return the digests of the modules that a run's own rules and schedules come from."""
+    return sources_of(run.path, run.plan.parts)
 
 
 def unfinished(groups: Sequence[RunGroup]) -> list[str]:
