@@ -10,13 +10,14 @@ import tomli_w
 from for_each import for_each
 
 import fedkeel as fk
-from fedkeel.cli import study_runs
+from fedkeel.cli import study_runs, training
 from fedkeel.cli.search import conclude
 from fedkeel.cli.study_runs import StudyRuns
 from fedkeel.cli.training import Machine, Outcome, Target
 from fedkeel.core.objectives import Calibrated
 from fedkeel.errors import RequestError, RunError
 from fedkeel.papers.reproduce import name_folder
+from fedkeel.runs import environment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.compare import Comparison, RunGroup
@@ -283,9 +284,12 @@ def test_a_full_disk_stops_a_study_and_counts_against_no_candidate(monkeypatch):
             assert study([one]) == [None]
 
 
-def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel):
-    file = BASE | {"rounds": 2, "first": 1, "candidates": 2, "seeds": [5], "partition": "dirichlet:alpha=0.5,clients=3"}
-    Path("search.toml").write_text(tomli_w.dumps(file))
+SMALL = {"rounds": 2, "first": 1, "candidates": 2, "seeds": [5], "partition": "dirichlet:alpha=0.5,clients=3"}
+
+
+@pytest.mark.parametrize("judged", [{}, {"evaluation": {"model": "global", "tune": True, "report": "last"}}])
+def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel, judged):
+    Path("search.toml").write_text(tomli_w.dumps(BASE | SMALL | judged))
     done = fedkeel("search", "search.toml", "--engine", "serial", "--no-progress", "--json")
     assert done.code == 0, done.err
     told = json.loads(done.out)
@@ -297,8 +301,30 @@ def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel):
     winner = tomllib.loads((out / "winner.toml").read_text())
     assert fk.Experiment.load(winner).validation == 0.0
     assert "partition_seed" not in winner  # each seed divides the data anew
-    assert told["difference_of"] == "last"  # no round is chosen on the test set
+    assert told["difference_of"] == ("reported" if judged else "last")  # no round is chosen on the test set
     stamps = {path: path.stat().st_mtime_ns for path in out.rglob("rounds.jsonl")}
     again = fedkeel("search", "search.toml", "--engine", "serial", "--no-progress", "--json")
     assert json.loads(again.out) == told
     assert stamps == {path: path.stat().st_mtime_ns for path in out.rglob("rounds.jsonl")}
+    if judged:
+        for kept in out.glob("tries/*/tuned-1.json"):  # version 1.0.0 kept none
+            kept.unlink()
+        older = fedkeel("search", "search.toml", "--engine", "serial", "--no-progress", "--json")
+        assert json.loads(older.out) == told
+
+
+def test_tries_of_other_data_are_refused_and_of_an_edited_rule_are_told(fedkeel, monkeypatch):
+    Path("search.toml").write_text(tomli_w.dumps(BASE | SMALL))
+    words = ["search", "search.toml", "--engine", "serial", "--no-progress"]
+    assert fedkeel(*words).code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "edited", lambda folder, rules: ["my_rules"])
+        told = " ".join(fedkeel(*words).err.split())
+    for folder in (path.parent for path in Path("runs/search").glob("*/*/experiment.toml")):
+        assert f"the module my_rules has been edited since {folder} was made: this is the old result" in told
+        facts = json.loads((folder / "environment.json").read_text())
+        (folder / "environment.json").write_text(json.dumps(facts | {"data": "then"}))
+    monkeypatch.setattr(environment, "data_digest", lambda plan: "now")
+    refused = fedkeel(*words)
+    assert refused.code == 2
+    assert "was begun on other data: those of digits were then and are now now" in " ".join(refused.err.split())
