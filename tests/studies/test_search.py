@@ -104,6 +104,15 @@ def test_both_sides_get_as_many_tries_and_no_try_twice():
     assert [one.setting for one in other.draw(COMPOSED)] != [one.setting for one in search.draw(COMPOSED)]
 
 
+def test_settings_that_are_one_experiment_are_one_try():
+    part = {"into": "perturb", "none": [], "sam": [{"rule": "Sam", "rho": 0.1}]}
+    search = Search.load(BASE | {"candidates": 99, "grid": {"lr": [0.1, 0.1]}, "parts": {"a": part, "b": part}})
+    for side in (COMPOSED, PUBLISHED):
+        drawn = search.draw(side)
+        assert len({name_folder(one.experiment) for one in drawn}) == len(drawn)
+    assert [one.label for one in search.draw(COMPOSED)] == ["lr=0.1", "sam, lr=0.1"]
+
+
 def test_one_of_three_goes_on_and_the_best_late_score_wins():
     search = Search.load(BASE | {"first": 1})
     drawn = search.draw(COMPOSED)

@@ -65,12 +65,16 @@ DRAWS = 100
 
 @dataclass(frozen=True)
 class Candidate:
-    """One try: a composition or a published method with a setting."""
+    """One try: a composition or a published method with a setting. Those that are one experiment are one try."""
 
     side: str
-    method: str
-    setting: Setting
+    method: str = field(compare=False)
+    setting: Setting = field(compare=False)
     experiment: Experiment = field(compare=False)
+    identity: tuple[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "identity", (self.experiment.plan.method.name, self.experiment.fingerprint()))
 
     @property
     def label(self) -> str:
