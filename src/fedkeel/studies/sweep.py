@@ -64,7 +64,7 @@ class Sweep:
     sampler: Literal["grid", "optuna"] = "grid"
 
     @staticmethod
-    def load(data: Mapping[str, Any], *, trust: bool = False, called: str = "a sweep") -> Sweep:
+    def load(data: Mapping[str, Any], *, trust: bool | Trust = False, called: str = "a sweep") -> Sweep:
         """From a TOML file's data, `called` so in errors; code that it names is imported with `trust` only."""
         base = {word: value for word, value in data.items() if word not in KEYS}
         check_keys(data, [*KEYS, *SHARED], ExperimentError, called, "key")
