@@ -322,6 +322,15 @@ def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel, 
         assert json.loads(older.out) == told
 
 
+def test_a_validation_share_too_small_for_any_client_is_told(fedkeel):
+    Path("search.toml").write_text(tomli_w.dumps(BASE | SMALL | {"validation": 0.0001, "candidates": 1}))
+    done = fedkeel("search", "search.toml", "--engine", "serial", "--no-progress")
+    assert done.code == 1
+    told = " ".join(done.err.split())
+    assert "of the composed side that trained for 1 round failed: no client has a validation sample." in told
+    assert "raise validation" in told
+
+
 def test_tries_of_other_data_are_refused_and_of_an_edited_rule_are_told(fedkeel, monkeypatch):
     Path("search.toml").write_text(tomli_w.dumps(BASE | SMALL))
     words = ["search", "search.toml", "--engine", "serial", "--no-progress"]

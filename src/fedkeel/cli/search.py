@@ -92,8 +92,7 @@ def search(
             show_rungs(sides)
         for side, rungs in sides.items():
             if not rungs[-1].ranked:
-                what = f"every candidate of the {side} side that trained for {plural(rungs[-1].rounds, 'round')} failed"
-                complain(f"{what}.", "lower the rates of the grid")
+                complain(*explain_failures(side, rungs[-1]))
                 raise typer.Exit(1)
         winners = [rungs[-1].ranked[0] for rungs in sides.values()]
         finals = [
@@ -118,6 +117,15 @@ def search(
     say(stderr(), "report", "bold green", str(page))
     if None in ends:
         raise typer.Exit(1)
+
+
+def explain_failures(side: str, rung: Rung) -> tuple[str, str]:
+    """Why no candidate of a rung has a score, by its first one, and a hint."""
+    from fedkeel.runs.finished_run import NO_SAMPLE, RAISE_SHARE
+
+    reason = next(iter(rung.reasons.values()))
+    what = f"every candidate of the {side} side that trained for {plural(rung.rounds, 'round')} failed: {reason}."
+    return what, RAISE_SHARE if reason == NO_SAMPLE else "lower the rates of the grid"
 
 
 def conclude(made: Comparison) -> str:
