@@ -44,7 +44,7 @@ def test_report_prints_what_it_wrote(call, tmp_path, drawn_only):
 
 def test_a_target_may_be_a_loss_where_runs_are_judged_on_losses(call, tmp_path, drawn_only):
     folder, file = made_up(tmp_path / "run", rounds=3, tracked=False), tmp_path / "page.html"
-    with pytest.raises(fk.RequestError, match="an accuracy is above 0 and at most 1: 1.9"):
+    with pytest.raises(fk.RequestError, match=r"an accuracy is above 0 and at most 1: 1\.9"):
         call("report", folder, "-o", file, "--target", "1.9")
     assert not file.exists()
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]

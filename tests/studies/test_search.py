@@ -297,7 +297,7 @@ SMALL = {"rounds": 2, "first": 1, "candidates": 2, "seeds": [5], "partition": "d
 
 
 @pytest.mark.parametrize("judged", [{}, {"evaluation": {"model": "global", "tune": True, "report": "last"}}])
-def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel, judged):
+def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel, judged, drawn_only):
     Path("search.toml").write_text(tomli_w.dumps(BASE | SMALL | judged))
     done = fedkeel("search", "search.toml", "--engine", "serial", "--no-progress", "--json")
     assert done.code == 0, done.err
@@ -331,7 +331,23 @@ def test_a_validation_share_too_small_for_any_client_is_told(fedkeel):
     assert "raise validation" in told
 
 
-def test_tries_of_other_data_are_refused_and_of_an_edited_rule_are_told(fedkeel, monkeypatch):
+def test_another_search_needs_another_folder(fedkeel):
+    file, words = Path("search.toml"), ["search", "search.toml", "--engine", "serial", "--no-progress"]
+    failing = BASE | SMALL | {"validation": 0.0001, "candidates": 1}
+    file.write_text(tomli_w.dumps(failing))
+    assert fedkeel(*words).code == 1
+    kept = Path("runs/search/search.jsonl").read_bytes()
+    turned = dict(reversed(BASE["parts"].items()))  # in the order in which its rules are written
+    file.write_text(tomli_w.dumps(failing | {"parts": turned, "first": 2}))
+    refused = fedkeel(*words)
+    assert refused.code == 2
+    assert "runs/search holds another search (it differs in: first, parts)." in refused.err
+    assert Path("runs/search/search.jsonl").read_bytes() == kept
+    Path("runs/search/search.json").unlink()  # version 1.0.0 wrote none
+    assert fedkeel(*words).code == 1
+
+
+def test_tries_of_other_data_are_refused_and_of_an_edited_rule_are_told(fedkeel, monkeypatch, drawn_only):
     Path("search.toml").write_text(tomli_w.dumps(BASE | SMALL))
     words = ["search", "search.toml", "--engine", "serial", "--no-progress"]
     assert fedkeel(*words).code == 0

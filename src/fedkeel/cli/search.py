@@ -59,9 +59,8 @@ def search(
     from fedkeel.studies.samplers import propose_candidates
     from fedkeel.studies.search import COMPOSED, PUBLISHED, Search, halve
 
-    asked = Search.load(
-        read_file(file, "give a .toml file with [parts.NAME], [published.METHOD] and [grid]"), trust=trust
-    )
+    data = read_file(file, "give a .toml file with [parts.NAME], [published.METHOD] and [grid]")
+    asked = Search.load(data, trust=trust)
     machine = Machine(engine, workers, device, precision)
     cluster = open_cluster(on, machine)
 
@@ -76,6 +75,7 @@ def search(
             keep_tuning(target.folder, run)
         return made
 
+    claim(out, data)
     fetch([str(asked.base.get("dataset"))], not no_progress)
     sides: dict[str, list[Rung]] = {}
     with cluster as crew:
@@ -117,6 +117,24 @@ def search(
     say(stderr(), "report", "bold green", str(page))
     if None in ends:
         raise typer.Exit(1)
+
+
+def claim(out: Path, data: Mapping[str, Any]) -> None:
+    """Write what is searched into its folder; refuse a folder in which something else was tried."""
+    from fedkeel.core.states import write_text
+    from fedkeel.errors import FolderError, writing
+    from fedkeel.runs.folder import read_json
+
+    file = out / "search.json"
+    mine, there = ({key: dumps(value, default=str) for key, value in one.items()} for one in (data, read_json(file)))
+    if there and mine != there and (out / "tries").exists():
+        keys = sorted(key for key in {*mine, *there} if mine.get(key) != there.get(key))
+        raise FolderError(
+            f"{out} holds another search (it differs in: {', '.join(keys)}).", "choose another folder with --out"
+        )
+    with writing(file, "choose another folder with --out"):
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(file, dumps(data, indent=2, default=str) + "\n")
 
 
 def explain_failures(side: str, rung: Rung) -> tuple[str, str]:
@@ -243,7 +261,7 @@ def write_winner(file: Path, experiment: Experiment, one_split: bool) -> None:
 
 def show_rungs(sides: Mapping[str, Sequence[Rung]]) -> None:
     """The best candidate of every rung, and what each side has cost."""
-    made = table(["side!", "rounds>", "candidates>", "failed>", "best on validation>", "which", "backward passes>"])
+    made = table(["side!", "rounds>", "candidates>", "failed>", "best on validation>", "which", "clients' gradients>"])
     for side, rungs in sides.items():
         for rung in rungs:
             best = rung.ranked[0] if rung.ranked else None

@@ -58,7 +58,8 @@ COMPOSED, PUBLISHED = "composed", "published"
 NOTHING = "none"
 """The option that leaves a part out, by its usual name: labels leave it out too."""
 LATE = 5
-"""A candidate's score is the mean of the last fifth of its evaluated rounds: one lucky round decides nothing."""
+"""A candidate's score is the mean of the last fifth of its evaluated rounds, so that one lucky round decides less; of
+fewer than ten it is the last one."""
 DRAWS = 100
 """How many draws of one candidate may be refused or repeat an earlier one before the space counts as spent."""
 
