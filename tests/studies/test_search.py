@@ -362,3 +362,6 @@ def test_tries_of_other_data_are_refused_and_of_an_edited_rule_are_told(fedkeel,
     refused = fedkeel(*words)
     assert refused.code == 2
     assert "was begun on other data: those of digits were then and are now now" in " ".join(refused.err.split())
+    elsewhere = StudyRuns(Machine("serial"), False, crew=object())  # on workers it is no failure of a method
+    with pytest.raises(fk.FolderError, match="was begun on other data"):
+        elsewhere([Target(fk.load_run(folder).experiment, folder, "fedavg")])
