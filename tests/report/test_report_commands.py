@@ -42,6 +42,19 @@ def test_report_prints_what_it_wrote(call, tmp_path, drawn_only):
     assert "rounds to 20\N{NO-BREAK SPACE}%" in text
 
 
+def test_a_target_may_be_a_loss_where_runs_are_judged_on_losses(call, tmp_path, drawn_only):
+    folder, file = made_up(tmp_path / "run", rounds=3, tracked=False), tmp_path / "page.html"
+    with pytest.raises(fk.RequestError, match=r"an accuracy is above 0 and at most 1: 1\.9"):
+        call("report", folder, "-o", file, "--target", "1.9")
+    assert not file.exists()
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line | {"accuracy": None}) + "\n" for line in lines))
+    assert call("report", folder, "-o", file, "--target", "1.9").exit_code == 0
+    assert "rounds to 1.9<" in file.read_text()
+    with pytest.raises(fk.RequestError, match="a target must be finite"):
+        call("report", folder, "-o", file, "--target", "nan")
+
+
 def test_report_draws_figures(call, tmp_path, drawn_only, monkeypatch):
     every = figures.charts
     monkeypatch.setattr(figures, "charts", lambda *given: islice(every(*given), 1))

@@ -1,6 +1,7 @@
 """Every method gets as many tries, is run on fresh seeds, and is run once; the page says what the lines say."""
 
 import json
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +79,56 @@ def test_a_chosen_value_at_the_edge_of_those_that_were_tried_is_marked():
             assert f"| fedprox | lr={mark} | 2 |" in write_page(board, [one])
     gone = replace(line(board, "fedprox", [0.5, 0.6]), method="of-a-plug-in-that-is-gone")
     assert "| of-a-plug-in-that-is-gone | lr=0.1 | 2 |" in write_page(board, [gone])
+
+
+def test_a_page_names_what_was_tried_and_who_had_fewer_tries():
+    board = Leaderboard.load(BOARD)
+    page = write_page(board, [line(board, "fedavg", [0.5, 0.6]), replace(line(board, "fedprox", [0.5, 0.6]), tries=1)])
+    assert "Tried, in 1 rounds each: lr 0.01, 0.1; " in page
+    assert "Had fewer than 2 tries, since their grids have no more: fedprox (1)." in page
+    wide = Leaderboard.load(BOARD | {"tries": 5, "settings": {"small": ARENA | {"grid": {"lr": [1, 2, 3, 4, 5]}}}})
+    tries = {method: len(wide.list_tries(wide.arenas[0], method)) for method in ("fedavg", "local-adamw")}
+    assert tries == {"fedavg": 5, "local-adamw": len(fk.AdamW().rates)}
+
+
+OWN = """import fedkeel as fk
+
+def mine() -> fk.Method:
+    return fk.method("mine", weights=fk.Uniform())
+"""
+
+
+def test_a_method_of_ones_own_is_run_when_it_is_typed_and_from_a_file_with_trust(fedkeel, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("own_board.py").write_text(OWN)
+    small = BOARD | {"tries": 1, "seeds": [7]}
+    Path("table.toml").write_text(tomli_w.dumps(small | {"order": ["own_board:mine"]}))
+    Path("named.toml").write_text(tomli_w.dumps(small | {"baseline": "own_board:mine"}))
+    none = ["--minutes", "0", "--page", "table.md"]
+    for words in (["table.toml"], ["named.toml"], ["named.toml", "--method", "own_board:mine"]):
+        refused = fedkeel("leaderboard", *words, *none)
+        assert refused.code == 2
+        assert "add --trust" in refused.err
+        assert "own_board" not in sys.modules
+    assert fedkeel("leaderboard", "named.toml", *none, "--trust").code == 0
+    Path("table.toml").write_text(tomli_w.dumps(small))
+    typed = fedkeel("leaderboard", "table.toml", "--method", "own_board:mine", "--engine", "serial", "--no-progress")
+    assert typed.code == 0, typed.err
+    (made,) = read_lines(Path("results/leaderboard.jsonl"))
+    assert (made.method, made.tries, len(made.scores)) == ("own_board:mine", 1, 1)
+    assert made.scores[0]["averaged"] is not None
+    sys.modules.pop("own_board", None)
+
+
+def test_a_validation_share_too_small_for_any_client_is_no_failure_of_a_method(fedkeel):
+    Path("table.toml").write_text(
+        tomli_w.dumps(BOARD | {"settings": {"small": ARENA | {"experiment": EXPERIMENT | {"validation": 0.0001}}}})
+    )
+    done = fedkeel("leaderboard", "table.toml", "--method", "fedavg", "--engine", "serial", "--no-progress")
+    assert done.code == 2
+    assert "setting small: no client has a validation sample." in done.err
+    assert "raise validation" in done.err
+    assert not Path("results/leaderboard.jsonl").exists()
 
 
 def test_a_superseded_line_stays_in_its_file_and_its_method_is_run_again():
@@ -184,6 +235,13 @@ def test_a_line_that_no_page_can_be_made_of_is_refused(tmp_path):
         ({"seeds": []}, "at least one"),
         ({"seeds": [8, 8]}, "a seed is given twice"),
         ({"settings": {}}, "names its settings"),
+        ({"settings": {"small": ARENA | {"grid": {"lr": [0.1, 0.1]}}}}, "grid of setting small has 1"),
+        (
+            {"settings": {"small": ARENA | {"experiment": EXPERIMENT | {"evaluation": {"model": "local"}}}}},
+            "setting small has an evaluation, and the fair table judges the server's model alone",
+        ),
+        ({"trust": 3}, "a leaderboard has no key: trust"),
+        ({"typed": ["my:method"]}, "a leaderboard has no key: typed"),
         ({"settings": {"small": ARENA | {"experiment": EXPERIMENT | {"dataset": "digit"}}}}, "digit"),
         ({"settings": {"small": ARENA | {"experiment": EXPERIMENT | {"rrounds": 3}}}}, "small has no key: rrounds"),
         ({"settings": {"small": ARENA | {"experiment": EXPERIMENT | {"validation": 0.0}}}}, "setting small chooses on"),

@@ -10,13 +10,14 @@ import tomli_w
 from for_each import for_each
 
 import fedkeel as fk
-from fedkeel.cli import study_runs
+from fedkeel.cli import study_runs, training
 from fedkeel.cli.search import conclude
 from fedkeel.cli.study_runs import StudyRuns
 from fedkeel.cli.training import Machine, Outcome, Target
 from fedkeel.core.objectives import Calibrated
 from fedkeel.errors import RequestError, RunError
 from fedkeel.papers.reproduce import name_folder
+from fedkeel.runs import environment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.compare import Comparison, RunGroup
@@ -101,6 +102,15 @@ def test_both_sides_get_as_many_tries_and_no_try_twice():
         assert {one.experiment.seed for one in drawn} == {0}
     other = Search.load(BASE | {"seed": 1})
     assert [one.setting for one in other.draw(COMPOSED)] != [one.setting for one in search.draw(COMPOSED)]
+
+
+def test_settings_that_are_one_experiment_are_one_try():
+    part = {"into": "perturb", "none": [], "sam": [{"rule": "Sam", "rho": 0.1}]}
+    search = Search.load(BASE | {"candidates": 99, "grid": {"lr": [0.1, 0.1]}, "parts": {"a": part, "b": part}})
+    for side in (COMPOSED, PUBLISHED):
+        drawn = search.draw(side)
+        assert len({name_folder(one.experiment) for one in drawn}) == len(drawn)
+    assert [one.label for one in search.draw(COMPOSED)] == ["lr=0.1", "sam, lr=0.1"]
 
 
 def test_one_of_three_goes_on_and_the_best_late_score_wins():
@@ -283,9 +293,12 @@ def test_a_full_disk_stops_a_study_and_counts_against_no_candidate(monkeypatch):
             assert study([one]) == [None]
 
 
-def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel):
-    file = BASE | {"rounds": 2, "first": 1, "candidates": 2, "seeds": [5], "partition": "dirichlet:alpha=0.5,clients=3"}
-    Path("search.toml").write_text(tomli_w.dumps(file))
+SMALL = {"rounds": 2, "first": 1, "candidates": 2, "seeds": [5], "partition": "dirichlet:alpha=0.5,clients=3"}
+
+
+@pytest.mark.parametrize("judged", [{}, {"evaluation": {"model": "global", "tune": True, "report": "last"}}])
+def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel, judged, drawn_only):
+    Path("search.toml").write_text(tomli_w.dumps(BASE | SMALL | judged))
     done = fedkeel("search", "search.toml", "--engine", "serial", "--no-progress", "--json")
     assert done.code == 0, done.err
     told = json.loads(done.out)
@@ -297,8 +310,58 @@ def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel):
     winner = tomllib.loads((out / "winner.toml").read_text())
     assert fk.Experiment.load(winner).validation == 0.0
     assert "partition_seed" not in winner  # each seed divides the data anew
-    assert told["difference_of"] == "last"  # no round is chosen on the test set
+    assert told["difference_of"] == ("reported" if judged else "last")  # no round is chosen on the test set
     stamps = {path: path.stat().st_mtime_ns for path in out.rglob("rounds.jsonl")}
     again = fedkeel("search", "search.toml", "--engine", "serial", "--no-progress", "--json")
     assert json.loads(again.out) == told
     assert stamps == {path: path.stat().st_mtime_ns for path in out.rglob("rounds.jsonl")}
+    if judged:
+        for kept in out.glob("tries/*/tuned-1.json"):  # version 1.0.0 kept none
+            kept.unlink()
+        older = fedkeel("search", "search.toml", "--engine", "serial", "--no-progress", "--json")
+        assert json.loads(older.out) == told
+
+
+def test_a_validation_share_too_small_for_any_client_is_told(fedkeel):
+    Path("search.toml").write_text(tomli_w.dumps(BASE | SMALL | {"validation": 0.0001, "candidates": 1}))
+    done = fedkeel("search", "search.toml", "--engine", "serial", "--no-progress")
+    assert done.code == 1
+    told = " ".join(done.err.split())
+    assert "of the composed side that trained for 1 round failed: no client has a validation sample." in told
+    assert "raise validation" in told
+
+
+def test_another_search_needs_another_folder(fedkeel):
+    file, words = Path("search.toml"), ["search", "search.toml", "--engine", "serial", "--no-progress"]
+    failing = BASE | SMALL | {"validation": 0.0001, "candidates": 1}
+    file.write_text(tomli_w.dumps(failing))
+    assert fedkeel(*words).code == 1
+    kept = Path("runs/search/search.jsonl").read_bytes()
+    turned = dict(reversed(BASE["parts"].items()))  # in the order in which its rules are written
+    file.write_text(tomli_w.dumps(failing | {"parts": turned, "first": 2}))
+    refused = fedkeel(*words)
+    assert refused.code == 2
+    assert "runs/search holds another search (it differs in: first, parts)." in refused.err
+    assert Path("runs/search/search.jsonl").read_bytes() == kept
+    Path("runs/search/search.json").unlink()  # version 1.0.0 wrote none
+    assert fedkeel(*words).code == 1
+
+
+def test_tries_of_other_data_are_refused_and_of_an_edited_rule_are_told(fedkeel, monkeypatch, drawn_only):
+    Path("search.toml").write_text(tomli_w.dumps(BASE | SMALL))
+    words = ["search", "search.toml", "--engine", "serial", "--no-progress"]
+    assert fedkeel(*words).code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "edited", lambda folder, rules: ["my_rules"])
+        told = " ".join(fedkeel(*words).err.split())
+    for folder in (path.parent for path in Path("runs/search").glob("*/*/experiment.toml")):
+        assert f"the module my_rules has been edited since {folder} was made: this is the old result" in told
+        facts = json.loads((folder / "environment.json").read_text())
+        (folder / "environment.json").write_text(json.dumps(facts | {"data": "then"}))
+    monkeypatch.setattr(environment, "data_digest", lambda plan: "now")
+    refused = fedkeel(*words)
+    assert refused.code == 2
+    assert "was begun on other data: those of digits were then and are now now" in " ".join(refused.err.split())
+    elsewhere = StudyRuns(Machine("serial"), False, crew=object())  # on workers it is no failure of a method
+    with pytest.raises(fk.FolderError, match="was begun on other data"):
+        elsewhere([Target(fk.load_run(folder).experiment, folder, "fedavg")])

@@ -52,6 +52,13 @@ def test_an_optimum_on_the_edge_widens_the_grid():
     assert sorted(dict(s)["lr"] for s in tuned.scores) == [0.01, 0.1, 1.0, 10.0, 100.0]
 
 
+def test_settings_that_are_one_experiment_are_tried_once():
+    sweep = Sweep.load(BASE | {"grid": {"lr": [0.1, 1, 0.1, 1.0]}, "budget": 3, "methods": {"fedavg": {}}})
+    execute, asked = landscape(lambda e: -abs(e.plan.lr - 0.01))
+    assert dict(tune(sweep, "fedavg", execute).best) == {"lr": 0.01}  # the grid still grows beyond its edge
+    assert [e.plan.lr for e in asked] == [0.1, 1, 0.01]
+
+
 def test_a_grid_is_widened_beside_its_best_setting():
     methods = {"fedprox": {"method": {"mu": [0.1, 0.2]}}}
     sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1]}, "methods": methods})

@@ -72,8 +72,9 @@ def compare(
 ) -> None:
     """Compare runs: mean and spread over seeds, paired differences with intervals, and the cost to a target.
 
-    Costs are rounds, megabytes both ways, seconds and gradient evaluations until the target accuracy is first reached.
-    Of a sweep's folder the final runs are compared, not the settings that were tried on the way.
+    Costs are rounds, megabytes both ways, seconds and the clients' gradient evaluations until the target accuracy is
+    first reached; gradients that a server takes are not counted. Of a sweep's folder the final runs are compared, not
+    the settings that were tried on the way.
     """
     from fedkeel.cli.training import runs_in
     from fedkeel.runs.environment import describe_edits
@@ -169,7 +170,7 @@ def show_cost(made: Comparison) -> None:
     aim = (
         f"{100 * target:.2f} % accuracy" if measure == "accuracy" else f"a {measure.replace('_', ' ')} of {target:.4g}"
     )
-    shown = table(["method!", "reached>", "rounds>", "MB>", "time>", "gradients>"], f"to {aim}")
+    shown = table(["method!", "reached>", "rounds>", "MB>", "time>", "clients' gradients>"], f"to {aim}")
     some = False
     for group in groups:
         cost = cost_to(group, target)

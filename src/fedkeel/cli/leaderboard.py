@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedkeel.cli.console import complain, note, say, stderr
-from fedkeel.cli.options import Device, Engine, NoProgress, Precision, StudyFolder, Workers
+from fedkeel.cli.options import Device, Engine, NoProgress, Precision, StudyFolder, Trusting, Workers
 from fedkeel.cli.pages import examples, option
 from fedkeel.text import split_words
 
@@ -37,6 +37,7 @@ def leaderboard(
     device: Device = "auto",
     precision: Precision = "float32",
     out: StudyFolder = Path("runs/leaderboard"),
+    trust: Trusting = False,
     no_progress: NoProgress = False,
 ) -> None:
     """Tune every method with the same number of tries, run it on fresh seeds and splits, and write the fair table.
@@ -50,14 +51,15 @@ def leaderboard(
     from fedkeel.cli.training import Machine
     from fedkeel.core.states import write_text
     from fedkeel.errors import MethodError, ModelError, writing
-    from fedkeel.methods import build
     from fedkeel.studies.leaderboard import Leaderboard, append_to, read_lines
     from fedkeel.studies.leaderboard_page import write_page
 
-    board = Leaderboard.load(None if file is None else read_file(file, "give a .toml file with [settings.NAME]"))
-    methods = board.methods if method is None else list(dict.fromkeys(split_words(method))) or [method]
+    typed = [] if method is None else list(dict.fromkeys(split_words(method))) or [method]
+    data = None if file is None else read_file(file, "give a .toml file with [settings.NAME]")
+    board = Leaderboard.load(data, trust=trust, typed=typed)
+    methods = typed or board.methods
     for name in methods:
-        build(name)  # a wrong one is refused before anything is trained
+        board.build(name)  # a wrong one is refused before anything is trained
     chosen = [board.arena(setting)] if setting is not None else board.arenas
     execute = StudyRuns(Machine(engine, workers, device, precision), not no_progress).into(out)
     known, began = read_lines(lines), time.monotonic()
@@ -74,6 +76,8 @@ def leaderboard(
         except (MethodError, ModelError) as error:  # it does not fit this network: the others go on
             complain(f"{arena.name}, {name}: {error.message}", error.hint)
             line = board.failed(arena, name, reason=error.message)
+        if 0 < line.tries < board.tries:
+            note(f"{name} had {line.tries} of {board.tries} tries: there are no more in its grid")
         append_to(lines, line)
         known.append(line)
         last = line.values("last")

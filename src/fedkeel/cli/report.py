@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedkeel.cli.compare import check_share
+from fedkeel.cli.compare import check_finite, check_share
 from fedkeel.cli.console import note, say, stderr
 from fedkeel.cli.pages import argument, examples, option
 from fedkeel.text import byte_size, plural, split_words
@@ -38,7 +39,7 @@ def report(
     ] = "page",
     target: Annotated[
         float | None,
-        option(metavar="X", callback=check_share, help="Compare costs at this accuracy; default: one that all reach."),
+        option(metavar="X", help="Compare costs at this accuracy, or loss; default: an accuracy that all reach."),
     ] = None,
     title: Annotated[str | None, option(metavar="TEXT", help="The page's title.")] = None,
     ledger: Annotated[
@@ -74,6 +75,7 @@ def report(
         drawn = [] if figures is None else write_ledger_figures(ledger, figures, kinds, style)
     else:
         folders = list(dict.fromkeys(path for given in runs or () for path in runs_in(given)))
+        check_target(target, folders)
         made = write_report(folders, out, target=target, title=title)
         if again := len(folders) - made.runs:
             note(f"{plural(again, 'run')} left out: another has the same experiment and seeds; the page names them")
@@ -82,3 +84,13 @@ def report(
         drawn = [] if figures is None else write_figures(made, figures, kinds, style)
     for file in drawn:
         typer.echo(file)
+
+
+def check_target(target: float | None, folders: Sequence[Path]) -> None:
+    """Refuse what is no accuracy, unless all runs are judged on losses."""
+    from fedkeel.runs.folder import read_rounds
+    from fedkeel.runs.record import judged_on
+
+    if target is not None:
+        losses = all(str(judged_on(read_rounds(folder))).endswith("loss") for folder in folders)
+        (check_finite if losses else check_share)(target)

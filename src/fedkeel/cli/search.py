@@ -18,8 +18,10 @@ from fedkeel.cli.pages import Json, examples
 from fedkeel.text import plural
 
 if TYPE_CHECKING:
+    from fedkeel.cli.training import Target
     from fedkeel.runs.experiment import Experiment
     from fedkeel.runs.finished_run import Run
+    from fedkeel.runs.plan import Plan
     from fedkeel.studies.compare import Comparison
     from fedkeel.studies.search import Rung
 
@@ -51,28 +53,29 @@ def search(
     from fedkeel.cli.settings import read_file
     from fedkeel.cli.study_runs import StudyRuns, open_cluster
     from fedkeel.cli.training import Machine, Target
-    from fedkeel.papers.reproduce import name_folder
+    from fedkeel.papers.reproduce import folder_of
     from fedkeel.report.page import write_report
     from fedkeel.studies.compare import group_runs
     from fedkeel.studies.samplers import propose_candidates
     from fedkeel.studies.search import COMPOSED, PUBLISHED, Search, halve
 
-    asked = Search.load(
-        read_file(file, "give a .toml file with [parts.NAME], [published.METHOD] and [grid]"), trust=trust
-    )
+    data = read_file(file, "give a .toml file with [parts.NAME], [published.METHOD] and [grid]")
+    asked = Search.load(data, trust=trust)
     machine = Machine(engine, workers, device, precision)
     cluster = open_cluster(on, machine)
 
-    def make(targets: Sequence[Target]) -> list[Run | None]:
+    def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
         """Read what stands in its folder for as long or longer, and train the rest."""
-        runs = [read_reached(target.folder, target.experiment.plan.rounds) for target in targets]
+        targets = [Target(one, find_place(one, out / "tries"), label) for label, one in requests]
+        runs = [read_reached(target) for target in targets]
         missing = [target for target, run in zip(targets, runs, strict=True) if run is None]
         trained = iter(train(missing) if missing else ())
-        return [next(trained) if run is None else run for run in runs]
+        made = [next(trained) if run is None else run for run in runs]
+        for target, run in zip(targets, made, strict=True):
+            keep_tuning(target.folder, run)
+        return made
 
-    def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
-        return make([Target(one, out / "tries" / name_folder(one), label) for label, one in requests])
-
+    claim(out, data)
     fetch([str(asked.base.get("dataset"))], not no_progress)
     sides: dict[str, list[Rung]] = {}
     with cluster as crew:
@@ -89,16 +92,15 @@ def search(
             show_rungs(sides)
         for side, rungs in sides.items():
             if not rungs[-1].ranked:
-                what = f"every candidate of the {side} side that trained for {plural(rungs[-1].rounds, 'round')} failed"
-                complain(f"{what}.", "lower the rates of the grid")
+                complain(*explain_failures(side, rungs[-1]))
                 raise typer.Exit(1)
         winners = [rungs[-1].ranked[0] for rungs in sides.values()]
         finals = [
-            Target(one, out / "final" / name_folder(one), label)
+            Target(one, folder_of(one, out / "final"), label)
             for winner in winners
             for label, one in asked.finals(winner)
         ]
-        ends = make(finals)
+        ends = train(finals)
     write_winner(out / "winner.toml", winners[0].experiment.with_(validation=0.0), "partition_seed" in asked.base)
     told = {"search": {side: [describe_rung(rung) for rung in rungs] for side, rungs in sides.items()}}
     published = winners[1].experiment.plan.method.name
@@ -117,6 +119,33 @@ def search(
         raise typer.Exit(1)
 
 
+def claim(out: Path, data: Mapping[str, Any]) -> None:
+    """Write what is searched into its folder; refuse a folder in which something else was tried."""
+    from fedkeel.core.states import write_text
+    from fedkeel.errors import FolderError, writing
+    from fedkeel.runs.folder import read_json
+
+    file = out / "search.json"
+    mine, there = ({key: dumps(value, default=str) for key, value in one.items()} for one in (data, read_json(file)))
+    if there and mine != there and (out / "tries").exists():
+        keys = sorted(key for key in {*mine, *there} if mine.get(key) != there.get(key))
+        raise FolderError(
+            f"{out} holds another search (it differs in: {', '.join(keys)}).", "choose another folder with --out"
+        )
+    with writing(file, "choose another folder with --out"):
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(file, dumps(data, indent=2, default=str) + "\n")
+
+
+def explain_failures(side: str, rung: Rung) -> tuple[str, str]:
+    """Why no candidate of a rung has a score, by its first one, and a hint."""
+    from fedkeel.runs.finished_run import NO_SAMPLE, RAISE_SHARE
+
+    reason = next(iter(rung.reasons.values()))
+    what = f"every candidate of the {side} side that trained for {plural(rung.rounds, 'round')} failed: {reason}."
+    return what, RAISE_SHARE if reason == NO_SAMPLE else "lower the rates of the grid"
+
+
 def conclude(made: Comparison) -> str:
     """What the final runs say of the winner, in a sentence."""
     from fedkeel.problems.metrics import lower_is_better
@@ -133,22 +162,62 @@ def conclude(made: Comparison) -> str:
     return f"{ahead.label} is ahead of {behind.label} on fresh seeds and splits"
 
 
-def read_reached(folder: Path, rounds: int) -> Run | None:
+def find_place(experiment: Experiment, tries: Path) -> Path:
+    """The folder of a try, in which every rung goes on.
+
+    Where clients tune the last model, a rung is judged by the tuning after its own rounds. If only that of a longer
+    run is there, as version 1.0.0 left it, the rung gets a folder of its own.
+    """
+    from fedkeel.papers.reproduce import folder_of, name_folder
+
+    shared = tries / name_folder(experiment)
+    return folder_of(experiment, tries) if lacks_tuning(experiment.plan, shared) else shared
+
+
+def lacks_tuning(plan: Plan, folder: Path) -> bool:
+    """Whether clients tune the model after the last round, and their scores after so many rounds are not kept."""
+    tuned = plan.evaluation is not None and (plan.evaluation.tune or plan.method.final is not None)
+    return tuned and not tuning_file(folder, plan.rounds).exists()
+
+
+def tuning_file(folder: Path, rounds: int) -> Path:
+    """Where the scores of models stand that clients tuned after so many rounds: longer runs have a result of theirs."""
+    return folder / f"tuned-{rounds}.json"
+
+
+def keep_tuning(folder: Path, run: Run | None) -> None:
+    """Write the scores of models that clients tuned, before a rung that goes on loses them."""
+    from fedkeel.core.states import write_text
+
+    if run is not None and run.result.get("tuned"):
+        write_text(tuning_file(folder, len(run.records)), dumps(run.result["tuned"]) + "\n")
+
+
+def read_reached(target: Target) -> Run | None:
     """Read the first rounds of a run that has as many or more; None: it must be trained.
 
-    A damaged folder is left to `train`, which says what is wrong with it.
+    A folder that is damaged, or of other data, is left to `train`, which says what is wrong with it.
     """
+    from fedkeel.cli.training import read_unchanged, warn_of_edits
     from fedkeel.errors import FolderError
-    from fedkeel.runs.finished_run import load_run
-    from fedkeel.runs.folder import EXPERIMENT
+    from fedkeel.runs.folder import EXPERIMENT, RESULT, read_json
 
+    folder, plan = target.folder, target.experiment.plan
     if not (folder / EXPERIMENT).exists():
         return None
     try:
-        made = load_run(folder)
+        made = read_unchanged(target)
     except FolderError:
         return None
-    return replace(made, records=made.records[:rounds]) if len(made.records) >= rounds else None
+    if made is None or len(made.records) < plan.rounds:
+        return None
+    if len(made.records) > plan.rounds or not (folder / RESULT).exists():  # its result is of another length, or none
+        if lacks_tuning(plan, folder):
+            return None
+        tuned = read_json(tuning_file(folder, plan.rounds))
+        made = replace(made, records=made.records[: plan.rounds], result={"tuned": tuned})
+    warn_of_edits(target)
+    return made
 
 
 def describe_rung(rung: Rung) -> dict[str, Any]:
@@ -192,7 +261,7 @@ def write_winner(file: Path, experiment: Experiment, one_split: bool) -> None:
 
 def show_rungs(sides: Mapping[str, Sequence[Rung]]) -> None:
     """The best candidate of every rung, and what each side has cost."""
-    made = table(["side!", "rounds>", "candidates>", "failed>", "best on validation>", "which", "backward passes>"])
+    made = table(["side!", "rounds>", "candidates>", "failed>", "best on validation>", "which", "clients' gradients>"])
     for side, rungs in sides.items():
         for rung in rungs:
             best = rung.ranked[0] if rung.ranked else None

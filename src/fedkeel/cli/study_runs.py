@@ -13,6 +13,7 @@ from fedkeel.cli.progress import display
 from fedkeel.cli.training import Machine, Target, name_runs, settle_engine, train
 from fedkeel.errors import RequestError, RunError
 from fedkeel.papers.reproduce import place_of
+from fedkeel.runs.environment import check_same_data
 from fedkeel.runs.finished_run import Run
 from fedkeel.studies.sweep import Execute
 
@@ -50,6 +51,8 @@ class StudyRuns:
         """The same on workers, of which one chooses the engine."""
         from fedkeel.studies.ray_cluster import choose_on_ray, runs_on_ray
 
+        for one in targets:  # a worker's refusal would count as a failure of the method
+            check_same_data(one.folder, one.experiment.plan)
         self.machine = settle_engine(targets, self.machine, lambda: choose_on_ray(self._requests(targets), crew))
         return runs_on_ray([*zip(name_runs(targets), self._requests(targets), strict=True)], crew)
 

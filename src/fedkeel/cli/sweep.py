@@ -141,13 +141,13 @@ def show_ends(
 
 def reason_of(tuned: Tuned, broken: Mapping[str, RunError]) -> tuple[str, str | None]:
     """Why its first setting has no score, and a hint: `broken` tells of the runs that broke off here."""
-    from fedkeel.runs.finished_run import NO_SAMPLE
+    from fedkeel.runs.finished_run import NO_SAMPLE, RAISE_SHARE
     from fedkeel.studies.grids import label_of
 
     setting, reason = next(iter(tuned.reasons.items()))
     if (error := broken.get(label_of(tuned.method, setting))) is not None:
         return error.message, error.hint
-    return reason, "raise validation, the share that each client sets aside" if reason == NO_SAMPLE else None
+    return reason, RAISE_SHARE if reason == NO_SAMPLE else None
 
 
 def show_tuning(tuned: Sequence[Tuned], grids: Grids) -> None:

@@ -167,11 +167,9 @@ def find_finished(
     except FolderError as error:
         log.warning("%s; it is made again", error.message.rstrip("."))
         return None
-    plan = target.experiment.plan
-    if leaks(target.folder, plan) or changed_functions(target.folder, plan):
+    made = read_unchanged(target)
+    if made is None:
         return None
-    check_same_data(target.folder, target.experiment.plan)
-    made = load_run(target.folder)
     stopped = made.result.get("stopped", {}).get("by") in name_callbacks(callbacks)
     if len(made.records) != target.experiment.plan.rounds and not stopped:
         return None
@@ -180,9 +178,24 @@ def find_finished(
     for name in track:
         if name.partition("@")[0] not in before:
             log.warning("%s was made without tracking %s: what shows it needs another --out", target.folder, name)
+    warn_of_edits(target)
+    return made
+
+
+def read_unchanged(target: Target) -> Run | None:
+    """The run in a target's folder, as far as it has come; None where its data were set aside otherwise, or its
+    functions are made of something else now. Other data are refused."""
+    folder, plan = target.folder, target.experiment.plan
+    if leaks(folder, plan) or changed_functions(folder, plan):
+        return None
+    check_same_data(folder, plan)
+    return load_run(folder)
+
+
+def warn_of_edits(target: Target) -> None:
+    """Warn of modules of rules and schedules that are not what the run in a target's folder was made with."""
     for name in edited(target.folder, target.experiment.plan.parts):
         log.warning("the module %s has been edited since %s was made: this is the old result", name, target.folder)
-    return made
 
 
 def train(targets: Sequence[Target], machine: Machine, display: Display) -> list[Outcome]:

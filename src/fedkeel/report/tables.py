@@ -30,7 +30,7 @@ def summary(setting: Setting) -> str:
     last = f"mean of last {over.pop()}" if len(over) == 1 else "mean of last"
     results = RESULTS if any(row.results["reported"] is not None for row in setting.rows) else RESULTS[:3]
     reached = ["best", "last", last, "reported"][: len(results)]
-    heads = ["method", "seeds", *reached, "rounds", "sent", "time", "backward passes"]
+    heads = ["method", "seeds", *reached, "rounds", "sent", "time", "clients' backward passes"]
     if setting.target is not None:
         goal = measured(setting.target, measure)
         heads += [f"rounds to {goal}", f"sent to {goal}", f"time to {goal}"]

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedkeel")
 
 NO_SAMPLE = "no client has a validation sample"
+RAISE_SHARE = "raise validation, the share that each client sets aside"
 PERSONAL = ("reported", "reported_as", "tuned")
 """What a result says of clients' models beyond its rounds."""
 

@@ -278,7 +278,7 @@ def judged_as(groups: Sequence[RunGroup]) -> list[str]:
 
 
 def cost_to(group: RunGroup, target: float) -> MeanCost | None:
-    """Rounds, bytes, seconds and gradient evaluations until an accuracy, or a loss, was first reached.
+    """Rounds, bytes, seconds and clients' gradient evaluations until an accuracy, or a loss, was first reached.
 
     Seconds are those of the runs on one machine and engine, of which there are most.
     """

@@ -1,4 +1,4 @@
-"""What a target costs: rounds, bytes, seconds and backward passes, from the records of a run."""
+"""What a target costs: rounds, bytes, seconds and the clients' backward passes, from the records of a run."""
 
 from __future__ import annotations
 

@@ -16,11 +16,11 @@ Setting = tuple[tuple[str, Any], ...]
 
 
 def grid_of(given: Any) -> dict[str, tuple[Any, ...]]:
-    """The values of each key, from a table of a file; a value alone is a list of one."""
+    """The values of each key, each once, from a table of a file; a value alone is a list of one."""
     if not isinstance(given, Mapping):
         raise ExperimentError(f"a grid gives keys their values: {show_value(given)}", "lr = [0.01, 0.1]")
     flat = flatten(given, lists=False)
-    found = {word: tuple(values) if isinstance(values, list) else (values,) for word, values in flat.items()}
+    found = {word: drop_repeats(values if isinstance(values, list) else [values]) for word, values in flat.items()}
     for word, values in found.items():
         if not values:
             raise ExperimentError(f"the grid of {word} is empty.", f"{word} = [0.01, 0.1], or leave it out")
@@ -30,6 +30,15 @@ def grid_of(given: Any) -> dict[str, tuple[Any, ...]]:
                 f'vary a field alone, such as "schedule.end" = [0, 0.1], or give {word} once, above',
             )
     return found
+
+
+def drop_repeats(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Each value once; 1 and 1.0 are one number, and true is none."""
+    found: dict[Any, Any] = {}
+    for value in values:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        found.setdefault(value if number else repr(value), value)
+    return tuple(found.values())
 
 
 def with_setting(data: Mapping[str, Any], setting: Setting) -> dict[str, Any]:

@@ -10,28 +10,32 @@ import hashlib
 import json
 import statistics
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from fedkeel import __version__
+from fedkeel.core.method import Method
 from fedkeel.errors import ExperimentError, FolderError, RequestError, RunError, explain_os_errors, require_known
+from fedkeel.importing import Trust
 from fedkeel.methods import METHODS, build
 from fedkeel.methods.optimisers import find_optimiser
 from fedkeel.ranges import Count, PositiveShare, Seed
 from fedkeel.runs.environment import describe_place
 from fedkeel.runs.experiment import Experiment
-from fedkeel.runs.finished_run import Run
+from fedkeel.runs.finished_run import NO_SAMPLE, RAISE_SHARE, Run
 from fedkeel.runs.folder import read_environment
 from fedkeel.runs.line_file import append_line, read_whole_lines
 from fedkeel.runs.record import LAST, by_round
 from fedkeel.studies.cost_to_target import cost_to, spent
-from fedkeel.studies.grids import Setting, check_fresh_seeds, settings_of
+from fedkeel.studies.grids import Setting, check_fresh_seeds
 from fedkeel.studies.optimiser_grids import rates_of
 from fedkeel.studies.sweep import Execute, Sweep, Tuned, attempt
-from fedkeel.typed_values import check_table, read_line, read_values, show_value, types_of
+from fedkeel.typed_values import check_keys, check_table, read_line, read_values, show_value, types_of
+
+KEYS = ("settings", "tries", "seed", "seeds", "baseline", "order")
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """The settings, how methods are tuned, and in which order they are run."""
+    """The settings, how methods are tuned, and in which order they are run; `trust` is in what its file names, and
+    names in `typed` come from a command line."""
 
     arenas: Sequence[Arena]
     tries: Count = 4
@@ -83,9 +88,11 @@ class Leaderboard:
     seeds: Sequence[Seed] = (101, 102, 103)
     baseline: str = "fedavg"
     order: Sequence[str] = ()
+    trust: Trust = Trust.INSTALLED
+    typed: Collection[str] = ()
 
     @staticmethod
-    def load(data: Mapping[str, Any] | None = None) -> Leaderboard:
+    def load(data: Mapping[str, Any] | None = None, *, trust: bool = False, typed: Collection[str] = ()) -> Leaderboard:
         """From a file's data; without it, the table that comes with the package."""
         if data is None:
             data = tomllib.loads((files("fedkeel.studies") / "leaderboard.toml").read_text(encoding="utf-8"))
@@ -97,19 +104,23 @@ class Leaderboard:
         for name, one in settings.items():
             check_table(Arena, {"name": name, **one}, ExperimentError, f"setting {name}", "key")
             arenas.append(Arena(**read_values({"name": name, **one}, types_of(Arena), ExperimentError)))
-        given = {word: value for word, value in data.items() if word != "settings"} | {"arenas": ()}
-        check_table(Leaderboard, given, ExperimentError, "a leaderboard", "key")
-        given = read_values(given, types_of(Leaderboard), ExperimentError) | {"arenas": tuple(arenas)}
-        made = Leaderboard(**given)
+            if "evaluation" in arenas[-1].experiment:
+                raise ExperimentError(
+                    f"setting {name} has an evaluation, and the fair table judges the server's model alone.",
+                    "leave evaluation out; `fedkeel sweep` compares methods by their clients' models",
+                )
+        check_keys(data, KEYS, ExperimentError, "a leaderboard", "key")
+        given = {word: value for word, value in data.items() if word != "settings"}
+        given = read_values(given, types_of(Leaderboard), ExperimentError)
+        made = Leaderboard(arenas, **given, trust=Trust.given(trust))
         check_fresh_seeds(made.seeds, made.seed)
-        for arena in arenas:
-            many = len(settings_of(made.sweep(arena, made.baseline).grids[made.baseline]))
-            if many < made.tries:
+        for arena in arenas:  # also refuses code that the file names and nobody vouches for
+            if (many := len(made.list_tries(arena, made.baseline))) < made.tries:
                 raise ExperimentError(
                     f"tries = {made.tries}, and the grid of setting {arena.name} has {many}.",
                     f"tries = {many}, or more values in its grid",
                 )
-        return made
+        return replace(made, typed=frozenset(typed))
 
     @property
     def methods(self) -> list[str]:
@@ -121,13 +132,24 @@ class Leaderboard:
         found = {arena.name: arena for arena in self.arenas}
         return found[require_known(name, found, "unknown setting", "settings", ExperimentError)]
 
-    def sweep(self, arena: Arena, method: str) -> Sweep:
-        """The tries of one method: as many settings of the grid, in order."""
+    def build(self, method: str, plugin: str = "") -> Method:
+        """A method, with a plug-in such as `ema+`."""
+        return build(plugin + method, trust=self._trust_in(method))
+
+    def _trust_in(self, method: str) -> Trust:
+        return Trust.TYPED if method in self.typed else self.trust
+
+    def sweep(self, arena: Arena, method: str, plugin: str = "") -> Sweep:
+        """One method in a setting, for as long as a try."""
         base, grid = {**arena.experiment, "rounds": arena.tuning_rounds}, dict(arena.grid)
-        if (optimiser := find_optimiser(build(method))) is not None:  # rates of SGD are none for AdamW or Muon
+        if (optimiser := find_optimiser(self.build(method, plugin))) is not None:  # rates of SGD are none for AdamW
             grid["lr"] = list(rates_of(optimiser))
-        asked = base | {"methods": {method: {}}, "grid": grid, "budget": 10**6, "seeds": [self.seed]}
-        return Sweep.load(asked, called=f"setting {arena.name}")
+        asked = base | {"methods": {plugin + method: {}}, "grid": grid, "budget": 10**6, "seeds": [self.seed]}
+        return Sweep.load(asked, trust=self._trust_in(method), called=f"setting {arena.name}")
+
+    def list_tries(self, arena: Arena, method: str) -> list[Setting]:
+        """The tries of one method: the first settings of its grid; all, where it has fewer."""
+        return self.sweep(arena, method).settings(method)[: self.tries]
 
     def identity(self, arena: Arena) -> str:
         """Of what a line depends on besides its method: a line of another setting is not this table's."""
@@ -145,8 +167,10 @@ class Leaderboard:
     def run(self, arena: Arena, method: str, execute: Execute) -> Line:
         """Tune the method, train the chosen setting on fresh seeds and splits, and score it on the test set once."""
         sweep, tuned = self.sweep(arena, method), Tuned(method)
-        attempt(sweep, tuned, settings_of(sweep.grids[method])[: self.tries], execute)
+        attempt(sweep, tuned, self.list_tries(arena, method), execute)
         line = self.failed(arena, method, len(tuned.scores))
+        if NO_SAMPLE in tuned.reasons.values():  # of no method
+            raise ExperimentError(f"setting {arena.name}: {NO_SAMPLE}.", RAISE_SHARE)
         if tuned.best is None:
             return line
         runs = [run for run in execute(self.finals(arena, method, tuned.best)) if run is not None]
@@ -166,7 +190,7 @@ class Leaderboard:
         The average of its models is scored beside the model that is trained, where the method allows it.
         """
         try:
-            chosen = self.sweep(arena, f"ema+{method}").experiment(f"ema+{method}", setting, self.seed)
+            chosen = self.sweep(arena, method, "ema+").experiment(f"ema+{method}", setting, self.seed)
         except RequestError:
             chosen = self.sweep(arena, method).experiment(method, setting, self.seed)
         whole = chosen.with_(validation=0.0, partition_seed=None, rounds=arena.experiment.get("rounds"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedkeel.errors import RequestError
 from fedkeel.studies.compare import describe_difference, paired_differences
-from fedkeel.studies.grids import describe, settings_of
+from fedkeel.studies.grids import describe, drop_repeats, grid_of, settings_of
 from fedkeel.studies.leaderboard import Arena, Leaderboard, Line, mean
 
 HEAD = (files("fedkeel.studies") / "leaderboard_page.md").read_text(encoding="utf-8")
@@ -27,7 +27,7 @@ def write_page(board: Leaderboard, lines: Sequence[Line]) -> str:
         here = [line for line in lines if line.identity == board.identity(arena)]
         known = {line.method: line for line in here if not line.superseded}
         again = {line.method: line for line in here if line.method not in known}
-        tried = "; ".join(f"{key} {', '.join(map(str, values))}" for key, values in arena.grid.items())
+        tried = "; ".join(f"{key} {', '.join(map(str, values))}" for key, values in _tried(board, arena).items())
         told = (
             f"Tried, in {arena.tuning_rounds} rounds each: {tried}; optimisers other than SGD have their own rates.\n"
         )
@@ -36,6 +36,9 @@ def write_page(board: Leaderboard, lines: Sequence[Line]) -> str:
         if counted := Counter(line.place or "not recorded" for line in known.values() if line.scores):
             parts.append(f"\nComputed on: {', '.join(f'{place} ({n})' for place, n in sorted(counted.items()))}.")
         parts.extend(f"\nCannot be run here: {line.reason}" for line in known.values() if line.reason)
+        fewer = [f"{line.method} ({line.tries})" for line in known.values() if 0 < line.tries < board.tries]
+        if fewer:
+            parts.append(f"\nHad fewer than {board.tries} tries, since their grids have no more: {', '.join(fewer)}.")
         if known and (left := [method for method in board.methods if method not in known.keys() | again.keys()]):
             parts.append(f"\nNot run yet: {', '.join(left)}.")
         parts.extend(f"\nTo be run again: {method}, {line.superseded}." for method, line in again.items())
@@ -52,11 +55,17 @@ def _table(board: Leaderboard, arena: Arena, known: Mapping[str, Line]) -> list[
     return rows + [f"| {' | '.join(_cells(line, baseline, _chosen(board, arena, line)))} |" for line in ranked]
 
 
+def _tried(board: Leaderboard, arena: Arena) -> dict[str, tuple[Any, ...]]:
+    """The values among the first settings of the grid, as many as there are tries."""
+    tries = [dict(one) for one in settings_of(grid_of(arena.grid))[: board.tries]]
+    return {key: drop_repeats([one[key] for one in tries]) for key in tries[0]}
+
+
 def _chosen(board: Leaderboard, arena: Arena, line: Line) -> str:
     """The chosen setting, with a word for a number at the edge of those that were tried."""
     try:
-        tries = [dict(one) for one in settings_of(board.sweep(arena, line.method).grids[line.method])[: board.tries]]
-    except RequestError:  # a method that is gone
+        tries = [dict(one) for one in board.list_tries(arena, line.method)]
+    except RequestError:  # a method that is gone, or of code that nobody typed
         tries = []
     return " ".join(
         describe(((word, value),)) + _edge(value, [one[word] for one in tries if word in one])

@@ -38,14 +38,14 @@ from fedkeel.problems.task import Task
 from fedkeel.randomness import key, uniforms
 from fedkeel.ranges import Count, Seed
 from fedkeel.runs.experiment import Experiment
-from fedkeel.runs.finished_run import Run, validation_score
+from fedkeel.runs.finished_run import Run, unscored, validation_score
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.record import by_round
 from fedkeel.studies.grids import Setting, check_fresh_seeds, describe, grid_of, settings_of, with_setting
 from fedkeel.studies.optimiser_grids import split_composed
 from fedkeel.studies.search_space import Part, compose, read_parts
-from fedkeel.studies.sweep import MOST, SHARED, Execute, Sweep
+from fedkeel.studies.sweep import FAILED, MOST, SHARED, Execute, Sweep
 from fedkeel.text import plural
 from fedkeel.typed_values import check_keys, read_values, types_of
 
@@ -58,19 +58,24 @@ COMPOSED, PUBLISHED = "composed", "published"
 NOTHING = "none"
 """The option that leaves a part out, by its usual name: labels leave it out too."""
 LATE = 5
-"""A candidate's score is the mean of the last fifth of its evaluated rounds: one lucky round decides nothing."""
+"""A candidate's score is the mean of the last fifth of its evaluated rounds, so that one lucky round decides less; of
+fewer than ten it is the last one."""
 DRAWS = 100
 """How many draws of one candidate may be refused or repeat an earlier one before the space counts as spent."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One try: a composition or a published method with a setting."""
+    """One try: a composition or a published method with a setting. Those that are one experiment are one try."""
 
     side: str
-    method: str
-    setting: Setting
+    method: str = field(compare=False)
+    setting: Setting = field(compare=False)
     experiment: Experiment = field(compare=False)
+    identity: tuple[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "identity", (self.experiment.plan.method.name, self.experiment.fingerprint()))
 
     @property
     def label(self) -> str:
@@ -85,12 +90,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Rung:
-    """So many rounds, and what each candidate that was trained for as long has scored; None: it failed. `passes` are
-    the backward passes of the rounds that this rung added."""
+    """So many rounds, and what each candidate that was trained for as long has scored; None: it failed, for one of
+    `reasons`. `passes` are the clients' backward passes in the rounds that this rung added."""
 
     rounds: int
     scores: Mapping[Candidate, float | None]
     passes: int = 0
+    reasons: Mapping[Candidate, str] = field(default_factory=dict)
 
     @property
     def ranked(self) -> list[Candidate]:
@@ -249,7 +255,9 @@ def halve(search: Search, drawn: Sequence[Candidate], execute: Execute) -> list[
         for run, each in zip(runs, asked, strict=True):
             before = done[-1].rounds if done and goes_on(each, done[-1].rounds) else 0
             passes += sum(record.backward_passes for record in (run.records if run else ()) if record.round > before)
-        done.append(Rung(rounds, dict(zip(going, scores, strict=True)), passes))
+        judged = zip(going, runs, scores, strict=True)
+        reasons = {one: FAILED if run is None else unscored(run) for one, run, score in judged if score is None}
+        done.append(Rung(rounds, dict(zip(going, scores, strict=True)), passes, reasons))
         going = done[-1].ranked[: math.ceil(len(going) / search.keep)]
         if not going:
             break

@@ -64,7 +64,7 @@ class Sweep:
     sampler: Literal["grid", "optuna"] = "grid"
 
     @staticmethod
-    def load(data: Mapping[str, Any], *, trust: bool = False, called: str = "a sweep") -> Sweep:
+    def load(data: Mapping[str, Any], *, trust: bool | Trust = False, called: str = "a sweep") -> Sweep:
         """From a TOML file's data, `called` so in errors; code that it names is imported with `trust` only."""
         base = {word: value for word, value in data.items() if word not in KEYS}
         check_keys(data, [*KEYS, *SHARED], ExperimentError, called, "key")
@@ -83,9 +83,7 @@ class Sweep:
         for name, grid in grids.items():
             if (many := math.prod(map(len, grid.values()))) > MOST:
                 raise ExperimentError(f"the grid of {name} has {many} settings.", f"{MOST} are the most")
-            tries = settings_of(grid)
-            for setting in tries:
-                sweep.experiment(name, setting, sweep.seeds[0])  # refuses what no experiment takes
+            tries = sweep.settings(name)  # refuses what no experiment takes
             if len(tries) > sweep.budget and sweep.sampler == "grid":
                 raise ExperimentError(
                     f"the grid of {name} has {len(tries)} settings, more than the budget of {sweep.budget}.",
@@ -107,6 +105,13 @@ class Sweep:
                 raise ExperimentError(f"a grid has no key: {word}", nearest(meant, known, "keys"))
         data = dict(self.base) | {"seed": seed, "method": {"name": method}}
         return Experiment.read(with_setting(data, setting), trust=self.trust)
+
+    def settings(self, method: str) -> list[Setting]:
+        """List the settings of a method's grid; of those that are one experiment, the first."""
+        found: dict[str, Setting] = {}
+        for setting in settings_of(self.grids[method]):
+            found.setdefault(self.experiment(method, setting, self.seeds[0]).fingerprint(), setting)
+        return list(found.values())
 
     @property
     def tuned(self) -> set[str]:
@@ -148,7 +153,7 @@ def tune(sweep: Sweep, method: str, execute: Execute) -> Tuned:
     """Try the grid with the first seed; go beyond the edge on which the optimum lies, within the budget."""
     grid = {word: list(values) for word, values in sweep.grids[method].items()}
     tuned = Tuned(method)
-    attempt(sweep, tuned, settings_of(grid)[: sweep.budget], execute)
+    attempt(sweep, tuned, sweep.settings(method)[: sweep.budget], execute)
     while tuned.best is not None and (further := _beyond(sweep, method, grid, tuned.best)) is not None:
         tuned.edge, value = further
         if len(tuned.scores) >= sweep.budget:
