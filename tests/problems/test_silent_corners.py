@@ -220,3 +220,136 @@ def test_what_a_loss_draws_depends_on_the_step_alone(tmp_path):
         )
     assert run.result["model_digest"] == whole.result["model_digest"]
     assert run.curve("test_loss") == whole.curve("test_loss")
+
+
+def test_a_loss_does_not_ask_for_gradients_of_its_arguments():
+    def smooth(output, target):
+        return F.cross_entropy(output, target, label_smoothing=0.3 if output.requires_grad else 0.0)
+
+    with pytest.raises(ModelError, match="whether its arguments require gradients"):
+        train(problem(smooth))
+
+    def enabled(output, target):
+        return F.cross_entropy(output, target, label_smoothing=0.3 if torch.is_grad_enabled() else 0.0)
+
+    serial, stacked = (train(problem(enabled), engine) for engine in ("serial", "stacked"))
+    torch.testing.assert_close(serial.params, stacked.params)
+
+
+class Force(nn.Module):
+    """The gradient of an energy by the inputs, which are leaves of every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0][:, :2]
+
+
+def test_what_a_network_makes_in_a_call_is_no_parameter():
+    train(problem(network=Force))
+
+
+def test_a_loss_may_write_into_outputs_but_not_into_targets():
+    def margin(output, target):
+        output[torch.arange(len(target)), target] -= 5.0
+        return F.cross_entropy(output, target)
+
+    def apart(output, target):
+        return margin(output.clone(), target)
+
+    inside, outside = (train(problem(loss)) for loss in (margin, apart))
+    assert inside.result["model_digest"] == outside.result["model_digest"]
+    assert inside.curve("accuracy") == outside.curve("accuracy")
+
+    def shifted(output, target):
+        target -= 1
+        return F.cross_entropy(output, target + 1)
+
+    with pytest.raises(ModelError, match="writes into the samples"):
+        train(problem(shifted))
+
+
+@for_each("draws", [lambda output: torch.randn_like(output), lambda output: output[torch.randperm(len(output))]])
+def test_what_is_drawn_in_training_alone_or_by_permutation_depends_on_the_step(draws):
+    def noisy(output, target):
+        return F.cross_entropy(output + draws(output) if torch.is_grad_enabled() else output, target)
+
+    digests = set()
+    for seed in (5, 6):
+        given = problem(noisy)
+        torch.manual_seed(seed)
+        digests.add(train(given).result["model_digest"])
+    assert len(digests) == 1
+
+
+def test_a_metric_that_counts_is_refused():
+    seen = []
+
+    def running(output, target):
+        seen.append(float((output.argmax(1) == target).sum()) + len(seen))
+        return torch.tensor(sum(seen) / len(seen))
+
+    with pytest.raises(ModelError, match="the metric 'running' gives another value"):
+        train(problem(metrics={"running": running}))
+
+
+class Centred(nn.Module):
+    """Gives centres of its own beside the outputs, which have no axis of samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.plain, self.centres = nn.Linear(3, 2), nn.Parameter(torch.ones(5, 2))
+
+    def forward(self, x):
+        return self.plain(x), self.centres
+
+
+@for_each("engine", ["serial", "stacked"])
+def test_outputs_without_an_axis_of_samples_belong_to_every_sample(engine):
+    def loss(output, target):
+        return F.cross_entropy(output[0], target, reduction="none") + output[1][target].square().mean(1)
+
+    run = train(problem(loss, network=Centred), engine)
+    assert run.params["centres"][:2].abs().max() < 1
+
+
+class Prototypes(nn.Module):
+    """A loss with matrices that nobody trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.fixed = nn.Parameter(torch.eye(2), requires_grad=False)
+
+    def forward(self, output, target):
+        return F.cross_entropy(output @ self.fixed, target)
+
+
+def test_frozen_matrices_of_a_loss_have_the_precision_of_outputs():
+    settings = {"rounds": 1, "participation": 1.0, "epochs": 1, "batch_size": 8, "lr": 0.1}
+    runs = [
+        fk.run(fk.Experiment(problem=problem(loss), **settings), engine="stacked", dtype=torch.bfloat16)
+        for loss in (Prototypes(), F.cross_entropy)
+    ]
+    torch.testing.assert_close(runs[0].params, runs[1].params)
+
+
+class Lazy:
+    """A loss that makes a matrix when it is first called."""
+
+    eye = None
+
+    def __call__(self, output, target):
+        self.eye = torch.eye(2, dtype=output.dtype) if self.eye is None else self.eye
+        return F.cross_entropy(output @ self.eye, target)
+
+
+def test_a_loss_that_makes_a_part_of_itself_when_called_can_be_resumed(tmp_path):
+    settings = {"participation": 1.0, "epochs": 1, "batch_size": 8, "lr": 0.1}
+    for rounds in (1, 2):  # each with a loss that has not been called
+        experiment = fk.Experiment(problem=problem(Lazy()), rounds=rounds, **settings)
+        run = fk.run(experiment, out=tmp_path / "run", engine="serial", dtype=torch.float64)
+    assert len(run.records) == 2

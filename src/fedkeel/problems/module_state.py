@@ -79,7 +79,17 @@ def place_function(function: Function, place: Place) -> Function:
     """Bring what a loss or a metric that is a module holds, such as weights of classes, to where it is called."""
     if not isinstance(function, nn.Module) or not [*function.parameters(), *function.buffers()]:
         return function
-    return copy_whole(function)._apply(place.convert)
+    try:
+        return copy_whole(function)._apply(
+            place._replace(compute=place.dtype).convert
+        )  # outputs come in that precision
+    except (TypeError, RuntimeError):  # it holds what cannot be copied
+        return function
+
+
+def clone_tensors(output: Any) -> Any:
+    """An output with tensors of its own, whatever form it has."""
+    return _pytree.tree_map(lambda part: part.clone() if isinstance(part, Tensor) else part, output)
 
 
 def copy_trained(module: nn.Module) -> nn.Module:

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree
 
 from fedkeel.data.clients import Sample, join_rows
+from fedkeel.errors import FedkeelError
 from fedkeel.kernels.keyed_dropout import KeyedDropout
 from fedkeel.problems.module_state import copy_trained
 
@@ -44,7 +45,12 @@ def loss_is_a_mean(task: Task) -> bool:
                 model.eval()
             output = task.predict(model, tensors)
             whole = task.losses(model, tensors, output)
-            each = [task.losses(model, *one) for one in split_samples(tensors, output)]
+            try:
+                each = [task.losses(model, *one) for one in split_samples(tensors, output)]
+            except FedkeelError:
+                raise
+            except Exception:  # one sample alone may be none of its own
+                return False
             if not (is_mean_of(whole, each) if whole.dim() == 0 else are_those_of(whole, each)):
                 return False
     return True
@@ -133,12 +139,14 @@ def are_near(one: Tensor, other: Tensor, tolerance: float) -> bool:
     return one.shape == other.shape and bool((one - other).norm() <= tolerance * one.norm())
 
 
-@torch.no_grad()
+@torch.enable_grad()
 def draws_when_trained(task: Task) -> bool:
     """Whether a network or the loss draws random numbers in training by functions such as F.dropout or torch.randn."""
     client = int(task.clients.sizes.argmax())
     if task.clients.sizes[client] == 0:
         return False
+    if getattr(task.problem.loss, "stochastic", False):
+        return True
     try:
         model = task.initial.named() if task.module is None else copy_trained(task.module)
         if isinstance(model, nn.Module):
@@ -147,7 +155,8 @@ def draws_when_trained(task: Task) -> bool:
         with torch.random.fork_rng(devices=[task.device] if on_gpu else []):
             read = partial(torch.cuda.get_rng_state, task.device) if on_gpu else torch.get_rng_state
             before = read()
-            tensors = task.prepare(task.clients.rows(client, np.zeros(1, np.int64)))
+            places = np.array([0, task.clients.sizes[client] - 1])  # two: a permutation of one draws nothing
+            tensors = task.prepare(task.clients.rows(client, places))
             task.losses(model, tensors, task.predict(model, tensors))
             return not torch.equal(before, read())
     except Exception:  # try_out says what is wrong with such a network
@@ -190,11 +199,12 @@ def find_whole_metrics(task: Task) -> frozenset[str]:
 
 
 def split_samples(tensors: Sample, output: Any) -> Iterator[tuple[Sample, Any]]:
-    """Yield the samples and their outputs one by one."""
-    for i in range(len(tensors[0])):
+    """Yield the samples and their outputs one by one; what has no axis of samples belongs to each."""
+    count = len(tensors[0])
+    for i in range(count):
 
         def here(part: Any, i: int = i) -> Any:
-            return part[i : i + 1] if isinstance(part, Tensor) else part
+            return part[i : i + 1] if isinstance(part, Tensor) and part.shape[:1] == (count,) else part
 
         yield tuple(map(here, tensors)), _pytree.tree_map(here, output)
 

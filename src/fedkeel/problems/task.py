@@ -205,8 +205,8 @@ class Task:
         return getattr(model, objective.of)(*tensors[:-1], *given)
 
     def losses(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample, output: Tensor | None) -> Tensor:
-        """One value per sample, or their mean, as the problem's own loss gives them."""
-        return self.compute_loss(self.own_loss, model, tensors, output)
+        """One value per sample, or their mean, as the problem's own loss gives them; it may write into its copy."""
+        return self.compute_loss(self.own_loss, model, tensors, module_state.clone_tensors(output))
 
     def loss(self, model: nn.Module | Mapping[str, Tensor], batch: Batch, objective: Objective, given: Given) -> Tensor:
         """The mean of an objective over a batch, or its total."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree
 
 from fedkeel.data.clients import Sample, in_memory
 from fedkeel.errors import FedkeelError, ModelError
-from fedkeel.problems.module_state import copy_trained
+from fedkeel.problems.module_state import clone_tensors, copy_trained
 from fedkeel.problems.separability import train_but_norms
 from fedkeel.text import in_one_line, plural
 
@@ -34,10 +35,10 @@ def try_out(task: Task) -> None:
         tensors = task.prepare(sample)
         try:
             with torch.random.fork_rng(devices=[]):
-                task.losses(model, tensors, task.predict(model, tensors))
+                task.losses(model, clone_tensors(tensors), task.predict(model, tensors))
         except FedkeelError:
             raise
-        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError, AssertionError) as error:
             shapes = ", ".join(f"{tuple(part.shape[1:])} of {part.dtype}".replace("torch.", "") for part in tensors)
             raise ModelError(
                 f"the model or the loss does not take a sample of {whose} ({shapes}): {in_one_line(error)}",
@@ -47,7 +48,7 @@ def try_out(task: Task) -> None:
             ) from error
     if tensors is not None:
         check_constant(task, model, tensors)
-        check_leaves(task, model, tensors)
+        check_trained(task, model, tensors)
     if isinstance(model, nn.Module) and tensors is not None:
         train_but_norms(model)
         with torch.random.fork_rng(devices=[]), suppress(RuntimeError, ValueError):  # one sample may be too few
@@ -62,39 +63,77 @@ def try_out(task: Task) -> None:
 
 
 def check_constant(task: Task, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> None:
-    """Refuse a loss that gives another value when it is called again, by what it has counted, or drawn with numpy."""
-    on_gpu = task.device.type == "cuda"
-    with torch.random.fork_rng(devices=[task.device] if on_gpu else []):
-        output, values = task.predict(model, tensors), []
-        for _ in range(3):
+    """Refuse a loss, or a metric, that gives another value when it is called again, by what it has counted, or drawn
+    with numpy; and a loss that writes into its targets."""
+    with torch.random.fork_rng(devices=list_gpus(task)):
+        output = task.predict(model, tensors)
+
+        def call(function: Callable[..., Any], given: Sample = tensors) -> Tensor:
             torch.manual_seed(0)
-            values.append(task.losses(model, tensors, output))
-    # a GPU may add in another order
-    if not all(torch.allclose(values[0], value, rtol=1e-5, atol=1e-7, equal_nan=True) for value in values[1:]):
+            return torch.as_tensor(task.apply(function, model, given, clone_tensors(output)))
+
+        given = tuple(part.clone() for part in tensors)
+        call(task.own_loss, given)
+        if not all(are_same(one, other) for one, other in zip(given, tensors, strict=True)):
+            raise ModelError("the loss writes into the samples that it is given.", "write target - 1, not target -= 1")
+        changing = [] if are_same(*(call(task.own_loss) for _ in range(3))) else ["loss"]
+        for name, metric in task.metrics.items():
+            with suppress(Exception):  # one sample may be too few for it
+                changing += [] if are_same(*(call(metric) for _ in range(3))) else [f"metric {name!r}"]
+    if changing:
         raise ModelError(
-            "the loss gives another value for the same sample when it is called again: no run could be repeated.",
+            f"the {changing[0]} gives another value for the same sample when it is called again: no run could be "
+            "repeated.",
             "keep what it counts in a rule; draw random numbers with torch, which fedkeel seeds in every step",
         )
 
 
+def list_gpus(task: Task) -> list[torch.device]:
+    """The devices, besides the CPU, whose random numbers a trial may draw."""
+    return [task.device] if task.device.type == "cuda" else []
+
+
+def are_same(first: Tensor, *others: Tensor) -> bool:
+    """Whether values are the same, but that a GPU may add in another order."""
+    return all(torch.allclose(first, other, rtol=1e-5, atol=1e-7, equal_nan=True) for other in others)
+
+
 @torch.enable_grad()
-def check_leaves(task: Task, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> None:
-    """Refuse parameters that the loss depends on and that nobody would train: its own, or those of another network."""
+def check_trained(task: Task, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> None:
+    """Refuse parameters that the loss depends on and that nobody would train: its own, or those of another network; and
+    a loss that asks its arguments whether they require gradients, which those of stacked clients cannot say."""
     if not isinstance(model, nn.Module):
         model = {name: weight.detach().requires_grad_() for name, weight in model.items()}
     trained = [*(model.parameters() if isinstance(model, nn.Module) else model.values()), *tensors]
     try:
-        with torch.random.fork_rng(devices=[]):
-            found = list_leaves(task.losses(model, tensors, task.predict(model, tensors)))
+        with torch.random.fork_rng(devices=list_gpus(task)):
+            output, again = (task.predict(model, tensors) for _ in range(2))
+            detached = model if isinstance(model, nn.Module) else {n: w.detach() for n, w in model.items()}
+            asked = [(model, output), (model, again), (detached, _pytree.tree_map(detach, output))]
+            results = []
+            for one, given in asked:
+                torch.manual_seed(0)
+                results.append(task.losses(one, tensors, given))
     except RuntimeError:  # training says what is wrong
         return
-    if foreign := [leaf for leaf in found if all(leaf is not known for known in trained)]:
+    if not are_same(results[0].detach(), results[2].detach()):
+        raise ModelError(
+            "the loss depends on whether its arguments require gradients, which is not known of stacked clients.",
+            "ask torch.is_grad_enabled(), not output.requires_grad",
+        )
+    first, second = map(list_leaves, results[:2])  # what is made in a call is another leaf in the next
+    lasting = [leaf for leaf in first if any(leaf is other for other in second)]
+    if foreign := [leaf for leaf in lasting if all(leaf is not known for known in trained)]:
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in foreign[:4])
         raise ModelError(
             f"the network or the loss reads {plural(len(foreign), 'parameter')} that would not be trained ({shapes}).",
             "put them into the network, modules of a list into nn.ModuleList, a penalty on weights into a rule; what "
             "is not to be trained needs requires_grad False",
         )
+
+
+def detach(part: Any) -> Any:
+    return part.detach() if isinstance(part, Tensor) else part
 
 
 def list_leaves(result: Tensor) -> list[Tensor]:

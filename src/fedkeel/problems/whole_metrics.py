@@ -60,8 +60,13 @@ class WholeMetrics:
         tensors, output = tuple(map(torch.cat, zip(*parts, strict=True))), None
         if isinstance(model, nn.Module):
             model.eval()  # it trains nothing
-            outputs = [task.predict(model, part) for part in parts]
-            output = _pytree.tree_map(lambda *pieces: torch.cat(pieces), *outputs)
+            outputs, counts = [task.predict(model, part) for part in parts], [part[0].shape[:1] for part in parts]
+
+            def join(*pieces: torch.Tensor) -> torch.Tensor:  # what has no axis of samples is the same in all
+                of_samples = [piece.shape[:1] for piece in pieces] == counts
+                return torch.cat(pieces) if of_samples else pieces[0]
+
+            output = _pytree.tree_map(join, *outputs)
         return {name: self.value(name, model, tensors, output) for name in names}
 
     def value(self, name: str, model: object, tensors: tuple[torch.Tensor, ...], output: torch.Tensor | None) -> float:

@@ -209,6 +209,7 @@ def prepare(
     problem = problem_of(plan) if problem is None else problem
     if folder is not None:
         check_same_data(folder.path, plan)  # when they are here
+    describe_functions(plan)  # before a loss is called, which may make a part of itself then
     task = make_task(replace(problem, metrics=problem.metrics | on.metrics) if on.metrics else problem)
     try_out(task)
     check_data(task)
