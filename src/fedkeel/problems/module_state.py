@@ -79,10 +79,9 @@ def place_function(function: Function, place: Place) -> Function:
     """Bring what a loss or a metric that is a module holds, such as weights of classes, to where it is called."""
     if not isinstance(function, nn.Module) or not [*function.parameters(), *function.buffers()]:
         return function
+    as_outputs = place._replace(compute=place.dtype)
     try:
-        return copy_whole(function)._apply(
-            place._replace(compute=place.dtype).convert
-        )  # outputs come in that precision
+        return copy_whole(function)._apply(as_outputs.convert)
     except (TypeError, RuntimeError):  # it holds what cannot be copied
         return function
 

@@ -151,9 +151,9 @@ def draws_when_trained(task: Task) -> bool:
         model = task.initial.named() if task.module is None else copy_trained(task.module)
         if isinstance(model, nn.Module):
             train_but_norms(model)
-        on_gpu = task.device.type == "cuda"
-        with torch.random.fork_rng(devices=[task.device] if on_gpu else []):
-            read = partial(torch.cuda.get_rng_state, task.device) if on_gpu else torch.get_rng_state
+        gpus = list_gpus(task)
+        with torch.random.fork_rng(devices=gpus):
+            read = partial(torch.cuda.get_rng_state, task.device) if gpus else torch.get_rng_state
             before = read()
             places = np.array([0, task.clients.sizes[client] - 1])  # two: a permutation of one draws nothing
             tensors = task.prepare(task.clients.rows(client, places))
@@ -161,6 +161,11 @@ def draws_when_trained(task: Task) -> bool:
             return not torch.equal(before, read())
     except Exception:  # try_out says what is wrong with such a network
         return False
+
+
+def list_gpus(task: Task) -> list[torch.device]:
+    """The devices, besides the CPU, whose random numbers a trial may draw."""
+    return [task.device] if task.device.type == "cuda" else []
 
 
 def augments_by_keys(task: Task) -> bool:

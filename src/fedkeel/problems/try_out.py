@@ -15,7 +15,7 @@ from torch.utils import _pytree
 from fedkeel.data.clients import Sample, in_memory
 from fedkeel.errors import FedkeelError, ModelError
 from fedkeel.problems.module_state import clone_tensors, copy_trained
-from fedkeel.problems.separability import train_but_norms
+from fedkeel.problems.separability import list_gpus, train_but_norms
 from fedkeel.text import in_one_line, plural
 
 if TYPE_CHECKING:
@@ -86,11 +86,6 @@ def check_constant(task: Task, model: nn.Module | Mapping[str, Tensor], tensors:
             "repeated.",
             "keep what it counts in a rule; draw random numbers with torch, which fedkeel seeds in every step",
         )
-
-
-def list_gpus(task: Task) -> list[torch.device]:
-    """The devices, besides the CPU, whose random numbers a trial may draw."""
-    return [task.device] if task.device.type == "cuda" else []
 
 
 def are_same(first: Tensor, *others: Tensor) -> bool:

@@ -130,7 +130,7 @@ def compare(
 ) -> Comparison:
     """Hold runs, or folders of runs, against each other; the baseline is the first method unless one is named.
 
-    A module of rules that was edited between them is told in the log, and as `edited` in the document.
+    The log names modules of rules that were edited between runs; the document has them under `edited`.
     """
     found = [run if isinstance(run, Run) else load_run(run) for run in runs]
     if not found:
