@@ -466,7 +466,21 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
         assert f"behind {other} by {by}" in said
     found = findings["fft-over-sam", "FedFFT − FedSAM, cifar10, 0.1"]
     assert found.reason == "one seed"
-    assert f"FedSAM by {found.interval.mean:.2f} (its paper has {found.difference.reported:.2f})" in said
+    assert f"FedSAM by {found.interval.mean:.2f} (one seed; its paper has {found.difference.reported:.2f})" in said
+    for claim, name, seeds, turned in (
+        ("fsa-headline-released", "FedFSA, released − FedSpeed, released, cifar100, Dir 0.3", "two seeds)", 1),
+        ("scam-radius", "FedSCAM − FedSAM, small-cnn, 30 rounds", "six seeds; {:.2f})", 1),
+        ("scam-competitive", "FedSCAM − FedLESAM, fashion-mnist, 0.1", "six seeds; {:.2f})", -1),
+    ):
+        found = findings[claim, name]
+        low, high = sorted((turned * found.interval.low, turned * found.interval.high))
+        assert found.reason == "the interval allows both"
+        rest = seeds.format(turned * found.difference.reported)
+        assert f"by {turned * found.interval.mean:.2f} ({low:.2f} to {high:.2f}, {rest}" in said
+    released = [e for e in entries if (e.row, e.column) == ("FedFSA, released", "cifar100, Dir 0.3")]
+    assert len(released) == 3
+    assert f"reaches {sum(e.measured for e in released) / 3:.2f} there (three seeds; its paper has 60.87)" in said
+    assert {e.reported for e in released} == {60.87}
     _, ends, found = sure("fsa-headline", "FedFSA − FedSpeed, cifar100, Dir 0.3", "contradicted")
     assert f"Its headline is {found.difference.reported:.2f} points over FedSpeed on CIFAR-100" in said
     assert f"here they are {found.interval.mean:.2f} {ends})" in said

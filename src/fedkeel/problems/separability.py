@@ -5,9 +5,8 @@ A loss that is not a mean cannot be taken of a padded batch, and a metric that g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -153,14 +152,18 @@ def draws_when_trained(task: Task) -> bool:
             train_but_norms(model)
         gpus = list_gpus(task)
         with torch.random.fork_rng(devices=gpus):
-            read = partial(torch.cuda.get_rng_state, task.device) if gpus else torch.get_rng_state
-            before = read()
+            before = read_generators(gpus)
             places = np.array([0, task.clients.sizes[client] - 1])  # two: a permutation of one draws nothing
             tensors = task.prepare(task.clients.rows(client, places))
             task.losses(model, tensors, task.predict(model, tensors))
-            return not torch.equal(before, read())
+            return any(not torch.equal(a, b) for a, b in zip(before, read_generators(gpus), strict=True))
     except Exception:  # try_out says what is wrong with such a network
         return False
+
+
+def read_generators(gpus: Iterable[torch.device]) -> list[Tensor]:
+    """The states of PyTorch's generators: that of the CPU too, from which torch.randperm draws on any device."""
+    return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, gpus)]
 
 
 def list_gpus(task: Task) -> list[torch.device]:
