@@ -42,7 +42,7 @@ def try_out(task: Task) -> None:
             shapes = ", ".join(f"{tuple(part.shape[1:])} of {part.dtype}".replace("torch.", "") for part in tensors)
             raise ModelError(
                 f"the model or the loss does not take a sample of {whose} ({shapes}): {in_one_line(error)}",
-                "a module is moved to the device, what it keeps in a plain list is not (nn.ModuleList is); in a function "
+                "a module is moved to the device, layers in a plain list are not (nn.ModuleList); in a function "
                 "of your own, write weights.to(output)"
                 if "same device" in str(error)
                 else "do shapes and types of data, model and targets fit together? Classes are whole numbers from 0",
