@@ -215,7 +215,7 @@ def test_layer_radius():
 )
 def test_sensitivities(after, change, span):
     before, now = tree(w=[0.0, 1.0, 2.0]), tree(w=after)
-    for rule, expected in ((fk.ByChange(), change), (fk.ByRange(), span)):
+    for rule, expected in ((fk.ByChange(), change), (fk.ByNorm(), 3 * change), (fk.ByRange(), span)):
         _, state = rule.finish({}, {"sensitivity": tensor_scores(now)}, at(now, start=before))
         assert state["sensitivity"]["w"].item() == pytest.approx(expected)
 
@@ -237,7 +237,7 @@ def test_critical_layers_are_never_biases_and_never_too_many():
     assert chosen(fk.CriticalLayers(1, "lowest")) == {"conv.weight"}
 
 
-@pytest.mark.parametrize("sensitivity", ["change", "minmax", "taylor", "exact"])
+@pytest.mark.parametrize("sensitivity", ["change", "norm", "minmax", "taylor", "exact"])
 @pytest.mark.parametrize("choose", ["highest", "lowest", "random"])
 def test_every_sensitivity_and_choice_runs(small, sensitivity, choose):
     method = fk.METHODS["fedfsa"](sensitivity=sensitivity, choose=choose, top=1)

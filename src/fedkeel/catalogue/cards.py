@@ -40,7 +40,7 @@ MEANINGS = {
     "sigma": "of form=gaussian: how wide it averages",
     "layers": "names of the parameters to filter, * and ? allowed; () is all",
     "probe": "how many batches are looked at before training",
-    "sensitivity": "what ranks the layers: change, minmax, taylor or exact",
+    "sensitivity": "what ranks the layers: change, norm, minmax, taylor or exact",
 }
 """What hyper-parameters mean that set no field of a rule of the same name."""
 

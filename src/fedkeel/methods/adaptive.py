@@ -14,6 +14,7 @@ from fedkeel.rules import (
     ByAgreement,
     ByChance,
     ByChange,
+    ByNorm,
     ByRange,
     ByRemoval,
     BySize,
@@ -32,7 +33,7 @@ from fedkeel.rules import (
 
 __all__ = ["fedscam", "fedscam_sam", "fedscam_wa", "fedfsa", "fedfsa_released"]
 
-SENSITIVITIES = ("change", "minmax", "taylor", "exact")
+SENSITIVITIES = ("change", "norm", "minmax", "taylor", "exact")
 CHOICES = ("highest", "lowest", "random")
 
 
@@ -46,10 +47,10 @@ def fedfsa(
 ) -> Method:
     """MoFedSAM with a larger radius on the layers that a client's last round changed most.
 
-    sensitivity: change (equation 11), taylor (8, last epoch), exact (7), minmax (released); choose: highest, lowest
-    (the paper's Reverse) or random.
+    sensitivity: change (equation 11 as a mean), norm (11 as a sum), taylor (8, last epoch), exact (7), minmax
+    (released); choose: highest, lowest (the paper's Reverse) or random.
 
-    Paper: ranks layers by (w_i − w_t)²; its momentum lacks a minus, +Δ_g / (η K) in line 23, which line 13 adds to a
+    Paper: ranks layers by (w_i − w_t)², and does not say what is taken of a layer's weights; its momentum lacks a minus, +Δ_g / (η K) in line 23, which line 13 adds to a
     gradient: it would step back. Released code: by the change of each layer scaled to [0, 1]; momentum −Δ_g γ / (η_0 K)
     with the first learning rate and its decay γ. Here: the mean of the squared change; −Δ_g / (η K) with the round's.
     """
@@ -86,6 +87,7 @@ def with_fsa(
     critical = CriticalLayers(top, "lowest" if choose == "lowest" else "highest")
     measure: dict[str, Rule] = {
         "change": ByChange(),
+        "norm": ByNorm(),
         "minmax": ByRange(),
         "taylor": ByTaylor(rho, rho_larger),
     }

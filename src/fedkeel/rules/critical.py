@@ -16,7 +16,7 @@ from fedkeel.randomness import keyed_uniforms
 from fedkeel.ranges import NonNegative, Passes, Whole
 from fedkeel.rules.layers import weight_layers
 
-__all__ = ["ByChance", "ByChange", "ByRange", "ByRemoval", "ByTaylor", "CriticalLayers", "LayerRadius", "NoteRemoval"]
+__all__ = ["ByChance", "ByChange", "ByNorm", "ByRange", "ByRemoval", "ByTaylor", "CriticalLayers", "LayerRadius", "NoteRemoval"]
 
 NEVER = ("bn", "downsample", "shortcut", "norm", "bias")
 """Words in the names of parameters that are never critical."""
@@ -95,6 +95,18 @@ class ByChange(Sensitivity, stackable=True):
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         moved = (at.params - at.start).map(lambda leaf: leaf.square().mean())
+        return report, client | {"sensitivity": moved}
+
+
+@dataclass(frozen=True)
+class ByNorm(Sensitivity, stackable=True):
+    """The squared length of the layer's change in this round: ‖w_i − w_t‖², so that large layers rank higher.
+
+    (FedFSA, equation 11, read as the inner product of equation 8)
+    """
+
+    def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
+        moved = (at.params - at.start).map(lambda leaf: leaf.square().sum())
         return report, client | {"sensitivity": moved}
 
 
