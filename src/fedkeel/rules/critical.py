@@ -16,7 +16,17 @@ from fedkeel.randomness import keyed_uniforms
 from fedkeel.ranges import NonNegative, Passes, Whole
 from fedkeel.rules.layers import weight_layers
 
-__all__ = ["ByChance", "ByChange", "ByNorm", "ByRange", "ByRemoval", "ByTaylor", "CriticalLayers", "LayerRadius", "NoteRemoval"]
+__all__ = [
+    "ByChance",
+    "ByChange",
+    "ByNorm",
+    "ByRange",
+    "ByRemoval",
+    "ByTaylor",
+    "CriticalLayers",
+    "LayerRadius",
+    "NoteRemoval",
+]
 
 NEVER = ("bn", "downsample", "shortcut", "norm", "bias")
 """Words in the names of parameters that are never critical."""
