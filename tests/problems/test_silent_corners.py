@@ -222,6 +222,44 @@ def test_what_a_loss_draws_depends_on_the_step_alone(tmp_path):
     assert run.curve("test_loss") == whole.curve("test_loss")
 
 
+class Changing(nn.Module):
+    """A network whose outputs change with what it counts outside of buffers, or draws outside of torch."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.layer, self.change, self.calls = nn.Linear(3, 2), change, 0
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x) * self.change(self)
+
+
+def count_in_training(network):
+    return 1 + network.calls if network.training else 1
+
+
+def draw_by_numpy(network):
+    return 1 + np.random.rand()
+
+
+def count_in_a_buffer(network):
+    network.seen = network.seen + network.training
+    return 1 + network.seen
+
+
+def draw_by_torch(network):
+    return 1 + torch.rand(()) * network.training
+
+
+def test_a_network_that_gives_another_output_when_called_again_is_refused():
+    for change in (count_in_training, draw_by_numpy):
+        with pytest.raises(ModelError, match="another output for the same sample"):
+            train(problem(network=lambda change=change: Changing(change)))
+    for change in (count_in_a_buffer, draw_by_torch):
+        train(problem(network=lambda change=change: Changing(change)))
+
+
 def test_a_loss_does_not_ask_for_gradients_of_its_arguments():
     def smooth(output, target):
         return F.cross_entropy(output, target, label_smoothing=0.3 if output.requires_grad else 0.0)

@@ -15,11 +15,14 @@ from torch.utils import _pytree
 from fedkeel.data.clients import Sample, in_memory
 from fedkeel.errors import FedkeelError, ModelError
 from fedkeel.problems.module_state import clone_tensors, copy_trained
-from fedkeel.problems.separability import list_gpus, train_but_norms
+from fedkeel.problems.separability import are_near, list_gpus, train_but_norms
 from fedkeel.text import in_one_line, plural
 
 if TYPE_CHECKING:
     from fedkeel.problems.task import Task
+
+
+REPEATED = 1e-3  # by how much outputs may differ, of their length
 
 
 @torch.no_grad()
@@ -50,10 +53,7 @@ def try_out(task: Task) -> None:
     if tensors is not None:
         check_constant(task, model, tensors)
         check_trained(task, model, tensors)
-    if isinstance(model, nn.Module) and tensors is not None:
-        train_but_norms(model)
-        with torch.random.fork_rng(devices=[]), suppress(RuntimeError, ValueError):  # one sample may be too few
-            task.predict(model, tensors)
+    repeats = not isinstance(model, nn.Module) or tensors is None or repeats_outputs(task, model, tensors)
     for name, weight in weights.items():
         old, version = before[name]
         if (old.data_ptr(), version) != (weight.data_ptr(), weight._version):
@@ -61,6 +61,12 @@ def try_out(task: Task) -> None:
                 f"the network writes into its weight {name} when it is called, and that would be lost or mixed up.",
                 "let torch.nn.utils.parametrize change weights as they are read; an embedding needs no max_norm",
             )
+    if not repeats:
+        raise ModelError(
+            "the network gives another output for the same sample when it is called again: engines, and a resumed run, "
+            "would train other models.",
+            "keep what it counts in a buffer (register_buffer); draw random numbers with torch, not with numpy",
+        )
 
 
 def check_constant(task: Task, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> None:
@@ -87,6 +93,29 @@ def check_constant(task: Task, model: nn.Module | Mapping[str, Tensor], tensors:
             "repeated.",
             "keep what it counts in a rule; draw random numbers with torch, which fedkeel seeds in every step",
         )
+
+
+def repeats_outputs(task: Task, network: nn.Module, tensors: Sample) -> bool:
+    """Whether a network gives the same when it is called again, in evaluation and in training."""
+    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    found: list[tuple[Any, ...]] = []
+
+    def call() -> list[Any]:
+        torch.manual_seed(0)
+        for name, value in buffers.items():
+            network.get_buffer(name).copy_(value)
+        return _pytree.tree_leaves(task.predict(network, clone_tensors(tensors)))
+
+    for turn in (nn.Module.eval, train_but_norms):
+        turn(network)
+        with torch.random.fork_rng(devices=list_gpus(task)), suppress(RuntimeError, ValueError):  # one may be too few
+            found += zip(*(call() for _ in range(3)), strict=True)
+    return all(are_alike(*parts) for parts in found if all(isinstance(part, Tensor) for part in parts))
+
+
+def are_alike(first: Tensor, *others: Tensor) -> bool:
+    """Whether outputs are the same, but for what rounding in another order does on a GPU."""
+    return all(are_near(first.float(), other.float(), REPEATED) for other in others)
 
 
 def are_same(first: Tensor, *others: Tensor) -> bool:
