@@ -1,14 +1,17 @@
 """What a user's own loss, targets, network and `prepare` do that one sample does not show."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from for_each import for_each
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import fedkeel as fk
-from fedkeel.errors import DataError, ModelError
+from fedkeel.errors import DataError, ExperimentError, ModelError
 from fedkeel.problems.predictions import class_scores
 
 
@@ -258,6 +261,41 @@ def test_a_network_that_gives_another_output_when_called_again_is_refused():
             train(problem(network=lambda change=change: Changing(change)))
     for change in (count_in_a_buffer, draw_by_torch):
         train(problem(network=lambda change=change: Changing(change)))
+
+
+class Checkpointed(nn.Module):
+    """A network that computes a layer again for the gradient; a layer before it makes its inputs need one."""
+
+    def __init__(self, before, reentrant):
+        super().__init__()
+        self.before = nn.Linear(3, 3) if before else nn.Identity()
+        self.layer, self.last, self.reentrant = nn.Linear(3, 4), nn.Linear(4, 2), reentrant
+
+    def forward(self, x):
+        return self.last(checkpoint(self.layer, self.before(x), use_reentrant=self.reentrant))
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@for_each("before", [False, True])
+def test_re_entrant_checkpoints_are_refused_and_others_give_the_same(before):
+    with pytest.raises(ModelError, match="use_reentrant=False"):
+        train(problem(network=lambda: Checkpointed(before, True)))
+    again = train(problem(network=lambda: Checkpointed(before, False)))
+    assert max(abs(leaf).max() for name, leaf in again.params.items() if "layer" in name) > 0
+
+
+def test_a_compiled_network_is_the_one_it_was_made_of_and_a_scripted_one_is_refused():
+    def network():
+        return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    plain, compiled = (train(problem(network=make)) for make in (network, lambda: torch.compile(network())))
+    assert compiled.result["model_digest"] == plain.result["model_digest"]
+    assert compiled.params.keys() == plain.params.keys()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.trace(network(), torch.zeros(1, 3))
+    with pytest.raises(ExperimentError, match="TorchScript"):
+        problem(network=lambda: scripted)
 
 
 def test_a_loss_does_not_ask_for_gradients_of_its_arguments():

@@ -11,11 +11,15 @@ from fedkeel.core.objectives import Given, Objective
 from fedkeel.core.round import Gradient
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
-from fedkeel.errors import ExperimentError
+from fedkeel.errors import ExperimentError, ModelError
 from fedkeel.kernels.keyed_dropout import KeyedDropout
 from fedkeel.problems.task import Batch, Part, Scores, Task
 
 DETACHED = "the loss does not depend on the parameters."
+REENTRANT = (
+    "the network computes layers again by re-entrant checkpoints, through which these gradients do not go.",
+    "torch.utils.checkpoint.checkpoint(…, use_reentrant=False)",
+)
 
 
 class Workspace:
@@ -70,6 +74,8 @@ class Workspace:
             try:
                 grads = torch.autograd.grad(loss, self.list, materialize_grads=True)  # zeros for unused parameters
             except RuntimeError as error:
+                if "compatible with .grad()" in str(error):
+                    raise ModelError(*REENTRANT) from None
                 if "does not require grad" not in str(error):
                     raise
                 raise ExperimentError(DETACHED, "is it computed from them?") from None

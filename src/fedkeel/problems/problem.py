@@ -73,6 +73,13 @@ class Problem:
             raise ExperimentError("the params of a problem are empty.", 'Problem(params={"w": tensor}, …)')
         if self.model is not None and not isinstance(self.model, nn.Module):
             raise ExperimentError(f"the model of a problem is a module, not {type(self.model).__name__}.", MODEL)
+        # what torch.compile was given: engines compile and copy it themselves
+        object.__setattr__(self, "model", getattr(self.model, "_orig_mod", self.model))
+        if isinstance(self.model, torch.jit.ScriptModule):
+            raise ExperimentError(
+                "the model is a TorchScript module, whose parts cannot be found by name.",
+                "give the module that it was made of, or model=torch.nn.Sequential(model)",
+            )
         if self.model is not None and any(isinstance(one, UninitializedParameter) for one in self.model.parameters()):
             raise ExperimentError(
                 "the model has layers that do not know their size yet, such as LazyLinear.",
@@ -166,7 +173,7 @@ class Problem:
         settings = [self.head, self.classes, self.separable, functions]
         settings += [] if self.names is None else [self.names]
         seen.update(repr(settings).encode())
-        weights = self.params if self.params is not None else (self.model.state_dict() if self.model else {})
+        weights = self.params or {} if self.model is None else self.model.state_dict()
         for name, value in sorted(weights.items()):
             _feed(seen, name, value)
         proxy = None if self.proxy is None else TensorClients([to_tensors(self.proxy, "the proxy data")])

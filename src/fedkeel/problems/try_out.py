@@ -14,6 +14,7 @@ from torch.utils import _pytree
 
 from fedkeel.data.clients import Sample, in_memory
 from fedkeel.errors import FedkeelError, ModelError
+from fedkeel.problems.gradients import REENTRANT
 from fedkeel.problems.module_state import clone_tensors, copy_trained
 from fedkeel.problems.separability import are_near, list_gpus, train_but_norms
 from fedkeel.text import in_one_line, plural
@@ -131,7 +132,8 @@ def check_trained(task: Task, model: nn.Module | Mapping[str, Tensor], tensors: 
         model = {name: weight.detach().requires_grad_() for name, weight in model.items()}
     trained = [*(model.parameters() if isinstance(model, nn.Module) else model.values()), *tensors]
     try:
-        with torch.random.fork_rng(devices=list_gpus(task)):
+        with torch.random.fork_rng(devices=list_gpus(task)), warnings.catch_warnings():
+            warnings.filterwarnings("error", "None of the inputs have requires_grad")  # of a re-entrant checkpoint
             output, again = (task.predict(model, tensors) for _ in range(2))
             detached = model if isinstance(model, nn.Module) else {n: w.detach() for n, w in model.items()}
             asked = [(model, output), (model, again), (detached, _pytree.tree_map(detach, output))]
@@ -139,6 +141,8 @@ def check_trained(task: Task, model: nn.Module | Mapping[str, Tensor], tensors: 
             for one, given in asked:
                 torch.manual_seed(0)
                 results.append(task.losses(one, tensors, given))
+    except UserWarning:
+        raise ModelError(*REENTRANT) from None
     except RuntimeError:  # training says what is wrong
         return
     if not are_same(results[0].detach(), results[2].detach()):
