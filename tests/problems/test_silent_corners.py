@@ -1,7 +1,5 @@
 """What a user's own loss, targets, network and `prepare` do that one sample does not show."""
 
-import warnings
-
 import numpy as np
 import pytest
 import torch
@@ -284,6 +282,7 @@ def test_re_entrant_checkpoints_are_refused_and_others_give_the_same(before):
     assert max(abs(leaf).max() for name, leaf in again.params.items() if "layer" in name) > 0
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")
 def test_a_compiled_network_is_the_one_it_was_made_of_and_a_scripted_one_is_refused():
     def network():
         return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -291,9 +290,7 @@ def test_a_compiled_network_is_the_one_it_was_made_of_and_a_scripted_one_is_refu
     plain, compiled = (train(problem(network=make)) for make in (network, lambda: torch.compile(network())))
     assert compiled.result["model_digest"] == plain.result["model_digest"]
     assert compiled.params.keys() == plain.params.keys()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        scripted = torch.jit.trace(network(), torch.zeros(1, 3))
+    scripted = torch.jit.trace(network(), torch.zeros(1, 3))
     with pytest.raises(ExperimentError, match="TorchScript"):
         problem(network=lambda: scripted)
 
