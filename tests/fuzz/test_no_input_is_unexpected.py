@@ -32,7 +32,9 @@ from fedkeel.report.source import Source
 from fedkeel.rules import RULES
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.prepare import divide
-from fedkeel.studies.compare import Comparison, group_runs, machines, unfair, unfinished
+from fedkeel.studies.caveats import machines, unfair, unfinished
+from fedkeel.studies.compare import Comparison
+from fedkeel.studies.run_groups import group_runs
 
 SLICE, ALL, STRETCH = 100, 10_000, 500
 CASES = [

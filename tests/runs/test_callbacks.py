@@ -13,7 +13,8 @@ from fedkeel.report.tables import summary
 from fedkeel.runs import checkpoint, following
 from fedkeel.runs.following import EveryRound, describe, find_callbacks, list_callbacks, memory_of
 from fedkeel.runs.record import RoundRecord
-from fedkeel.studies.compare import group_runs, unfinished
+from fedkeel.studies.caveats import unfinished
+from fedkeel.studies.run_groups import group_runs
 from problems import small_problem
 
 ROUNDS = 8

@@ -18,17 +18,9 @@ from fedkeel.report.source import Source
 from fedkeel.report.tables import summary
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord
-from fedkeel.studies.compare import (
-    Comparison,
-    common_target,
-    cost_to,
-    group_runs,
-    judged_as,
-    machines,
-    mean_and_std,
-    paired_differences,
-    unfair,
-)
+from fedkeel.studies.caveats import judged_as, machines, unfair
+from fedkeel.studies.compare import Comparison, common_target, cost_to, mean_and_std, paired_differences
+from fedkeel.studies.run_groups import group_runs
 from problems import small_problem
 
 ROUNDS = "rounds.jsonl"

@@ -12,8 +12,9 @@ from fedkeel.analysis.intervals import paired_p_value
 from fedkeel.cli.main import call
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord
-from fedkeel.studies.compare import Comparison, group_runs
+from fedkeel.studies.compare import Comparison
 from fedkeel.studies.publish import escape_latex, guard, write_csv, write_latex
+from fedkeel.studies.run_groups import group_runs
 from problems import small_problem
 
 

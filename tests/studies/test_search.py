@@ -20,7 +20,8 @@ from fedkeel.papers.reproduce import name_folder
 from fedkeel.runs import environment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord
-from fedkeel.studies.compare import Comparison, RunGroup
+from fedkeel.studies.compare import Comparison
+from fedkeel.studies.run_groups import RunGroup
 from fedkeel.studies.search import COMPOSED, PUBLISHED, Search, halve, late_score
 from fedkeel.studies.search_space import Part, compose
 

@@ -16,7 +16,8 @@ from fedkeel.errors import RequestError
 from fedkeel.text import duration
 
 if TYPE_CHECKING:
-    from fedkeel.studies.compare import Comparison, RunGroup
+    from fedkeel.studies.compare import Comparison
+    from fedkeel.studies.run_groups import RunGroup
 
 
 def check_share(given: float | None) -> float | None:
@@ -79,8 +80,9 @@ def compare(
     from fedkeel.cli.training import runs_in
     from fedkeel.runs.environment import describe_edits
     from fedkeel.runs.finished_run import load_run
+    from fedkeel.studies.caveats import code_of, edited_between
     from fedkeel.studies.choice import read_choice
-    from fedkeel.studies.compare import code_of, edited_between, group_runs, measure_of
+    from fedkeel.studies.run_groups import group_runs, measure_of
 
     form = form_of(json, latex, csv)
     choices = {folder: read_choice(folder) for folder in folders}
@@ -115,7 +117,8 @@ def show(
     What was `tuned` for each method does not. Differences are of `number`.
     """
     from fedkeel.runs.environment import NOT_AVERAGED
-    from fedkeel.studies.compare import Comparison, edited_between, machines, unfair, unfinished
+    from fedkeel.studies.caveats import edited_between, machines, unfair, unfinished
+    from fedkeel.studies.compare import Comparison
     from fedkeel.studies.publish import write_csv, write_latex
 
     for key in unfair(groups, tuned):
@@ -141,7 +144,8 @@ def show(
 
 def show_accuracy(made: Comparison) -> None:
     """Accuracies in %; losses, where runs are judged on those, as they are."""
-    from fedkeel.studies.compare import describe_difference, judged_as
+    from fedkeel.studies.caveats import judged_as
+    from fedkeel.studies.compare import describe_difference
     from fedkeel.studies.publish import COLUMNS, make_rows, scale_and_digits
 
     rows, (scale, digits) = make_rows(made), scale_and_digits(made)
@@ -161,7 +165,8 @@ def show_accuracy(made: Comparison) -> None:
 
 
 def show_cost(made: Comparison) -> None:
-    from fedkeel.studies.compare import cost_to, measure_of
+    from fedkeel.studies.compare import cost_to
+    from fedkeel.studies.run_groups import measure_of
 
     groups, target = made.groups, made.target
     measure = measure_of(groups)

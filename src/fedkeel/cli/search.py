@@ -55,7 +55,7 @@ def search(
     from fedkeel.cli.training import Machine, Target
     from fedkeel.papers.reproduce import folder_of
     from fedkeel.report.page import write_report
-    from fedkeel.studies.compare import group_runs
+    from fedkeel.studies.run_groups import group_runs
     from fedkeel.studies.samplers import propose_candidates
     from fedkeel.studies.search import COMPOSED, PUBLISHED, Search, halve
 
@@ -149,7 +149,7 @@ def explain_failures(side: str, rung: Rung) -> tuple[str, str]:
 def conclude(made: Comparison) -> str:
     """What the final runs say of the winner, in a sentence."""
     from fedkeel.problems.metrics import lower_is_better
-    from fedkeel.studies.compare import measure_of
+    from fedkeel.studies.run_groups import measure_of
 
     winner = next(group for group in made.groups if group is not made.baseline)
     found, names = made.difference(winner), f"{winner.label} and {made.baseline.label}"

@@ -127,7 +127,7 @@ def show_ends(
     form: str,
 ) -> None:
     """The final runs held against each other, as far as there are any."""
-    from fedkeel.studies.compare import group_runs
+    from fedkeel.studies.run_groups import group_runs
 
     tuning, groups = {"tuning": tuned}, group_runs(runs)
     if baseline is not None and groups and baseline not in [group.label for group in groups]:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from fedkeel.analysis.intervals import Interval, paired_interval
 from fedkeel.errors import RequestError, explain_typos, require_known
-from fedkeel.runs.checkpoint import list_checkpoints
-from fedkeel.runs.environment import compared_as, describe_edits, describe_place, keep_one_place, sources_of
+from fedkeel.runs.environment import keep_one_place
 from fedkeel.runs.finished_run import Run, load_run
-from fedkeel.runs.folder import TIMING, read_environment, read_json
-from fedkeel.runs.record import describe_stop, judged_on, make_frame
+from fedkeel.runs.record import judged_on, make_frame
 from fedkeel.studies import cost_to_target as cost
-from fedkeel.typed_values import flatten
+from fedkeel.studies.caveats import edited_between, place_of
+from fedkeel.studies.run_groups import RunGroup, group_runs, measure_of
 
 if TYPE_CHECKING:
     import pandas
@@ -26,19 +25,6 @@ log = logging.getLogger("fedkeel")
 
 NUMBERS = ("best", "last", "mean_last", "reported")
 """Of a result; the last one where an evaluation policy judges clients' models."""
-
-
-@dataclass(frozen=True)
-class RunGroup:
-    """The runs of one method with one setting, by seed."""
-
-    label: str
-    runs: dict[int, Run]
-
-    def values(self, name: str) -> dict[int, float]:
-        """Return a number of the result of each seed: best, last, mean_last or reported."""
-        found = {seed: run.result.get(name) for seed, run in self.runs.items()}
-        return {seed: float(value) for seed, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -141,140 +127,10 @@ def compare(
     return made
 
 
-def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
-    """Group runs that differ in nothing but their seed; labels tell apart what shares a method's name.
-
-    Of two runs of one experiment, seed and split the later one counts; one of another split goes into another group.
-    """
-    found: dict[str, dict[int, Run]] = {}
-    for run in runs:
-        known = found.get(identity := _identity(run), {}).get(run.plan.seed, run)
-        if known.plan.partition_seed != run.plan.partition_seed:
-            identity += f" split {run.plan.partition_seed}"
-        found.setdefault(identity, {})[run.plan.seed] = run
-    names = [next(iter(group.values())).plan.method.name for group in found.values()]
-    labels = [
-        name if names.count(name) == 1 else f"{name} ({_setting(next(iter(group.values())), name, runs)})"
-        for name, group in zip(names, found.values(), strict=True)
-    ]
-    return [RunGroup(label, dict(sorted(group.items()))) for label, group in zip(labels, found.values(), strict=True)]
-
-
-def _identity(run: Run) -> str:
-    return repr(sorted((k, repr(v)) for k, v in _settings(run).items() if k not in ("seed", "partition_seed")))
-
-
-def _settings(run: Run) -> dict[str, Any]:
-    return compared_as(run.experiment, run.path)
-
-
-def _setting(run: Run, name: str, runs: Sequence[Run]) -> str:
-    """Say what sets a run apart from the others of its method."""
-    mine = flatten(_settings(run))
-    others = [flatten(_settings(other)) for other in runs if other.plan.method.name == name]
-    told = [key for key in mine if key != "seed" and any(other.get(key) != mine[key] for other in others)]
-    if told != ["partition_seed"]:
-        told = [key for key in told if key != "partition_seed"]
-    return ", ".join(f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in told) or "again"
-
-
-def unfair(groups: Sequence[RunGroup], tuned: Collection[str] = ()) -> list[str]:
-    """List in what runs differ apart from method, seed and what was `tuned` for each method: keys of the experiment,
-    and for a seed that groups share, the split and the selected clients. Each compares more than methods."""
-    aside = {"method", "seed", "partition_seed", *tuned}
-    settings = [
-        {k: repr(v) for k, v in _settings(run).items() if k not in aside}
-        for group in groups
-        for run in group.runs.values()
-    ]
-    found = {key for one in settings for other in settings for key in one if other.get(key) != one[key]}
-    proxies = {run.plan.method.server_phase is not None for group in groups for run in group.runs.values()}
-    if len(proxies) > 1:
-        found.add("samples that the server takes from the clients")
-    if len(measures := measures_of(groups)) > 1:
-        found.add(f"what they are judged on ({', '.join(sorted(measures))})")
-    for seed in {seed for group in groups for seed in group.runs}:
-        runs = [group.runs[seed] for group in groups if seed in group.runs]
-        if len({run.plan.partition_seed for run in runs}) > 1:
-            found.add("partition_seed")
-        length = min(len(run.records) for run in runs)
-        if len({repr([record.selected for record in run.records[:length]]) for run in runs}) > 1:
-            found.add("selected clients")
-    return sorted(found)
-
-
-def edited_between(groups: Sequence[RunGroup]) -> list[str]:
-    """List in words each module of one's own that was edited between runs: seeds of one method are then of several."""
-    made = [(group.label, run) for group in groups for run in group.runs.values()]
-    return describe_edits([(label, run.plan.seed, code_of(run)) for label, run in made])
-
-
-def code_of(run: Run) -> dict[str, str]:
-    """Return the digests of the modules that a run's own rules and schedules come from."""
-    return sources_of(run.path, run.plan.parts)
-
-
-def unfinished(groups: Sequence[RunGroup]) -> list[str]:
-    """List in words each run with fewer rounds than its experiment has: stopped, interrupted, failed, or its file
-    damaged."""
-    found = []
-    for group in groups:
-        for seed, run in group.runs.items():
-            if len(run.records) < run.plan.rounds:
-                name = group.label if len(group.runs) == 1 else f"{group.label} seed {seed}"
-                found.append(f"{name} {_reached(run)}")
-    return found
-
-
-def _reached(run: Run) -> str:
-    if (stopped := describe_stop(run.result)) is not None:
-        return f"was {stopped}"
-    at = f"round {len(run.records)} of {run.plan.rounds}"
-    saved = list_checkpoints(run.path / "checkpoint") if run.path is not None else []
-    if saved and int(saved[0].stem) > len(run.records):
-        return f"is known up to {at} only: files of it are damaged"
-    return f"is not finished: it stands at {at}"
-
-
-def machines(groups: Sequence[RunGroup]) -> list[str]:
-    """List in words what the runs were made on; seconds of several machines cannot be compared."""
-    return sorted({place for group in groups for run in group.runs.values() if (place := place_of(run))})
-
-
-def place_of(run: Run) -> str:
-    """Say on what a run was made; empty for one that is in memory alone."""
-    if run.path is None:
-        return ""
-    return describe_place(read_environment(run.path), read_json(run.path / TIMING))
-
-
 def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
     if not values:
         return None, None
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
-
-
-def measures_of(groups: Sequence[RunGroup]) -> set[str]:
-    """Find what runs are judged on; those that have nothing yet are judged on nothing."""
-    found = {judged_on(run.records) for group in groups for run in group.runs.values() if run.records}
-    return {name for name in found if name is not None}
-
-
-def measure_of(groups: Sequence[RunGroup]) -> str | None:
-    """Find what all runs are judged on; None where they differ in it, or have nothing yet."""
-    found = measures_of(groups)
-    return found.pop() if len(found) == 1 else None
-
-
-def judged_as(groups: Sequence[RunGroup]) -> list[str]:
-    """Say whose models were judged, and what is reported; nothing for runs judged on one test set."""
-    policies = [run.plan.evaluation for group in groups for run in group.runs.values()]
-    told = (
-        f"accuracies and losses are of {policy.subject}; reported: {policy.report_in_words}"
-        for policy in policies
-        if policy is not None
-    )
-    return list(dict.fromkeys(told))
 
 
 def cost_to(group: RunGroup, target: float) -> MeanCost | None:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedkeel.analysis.intervals import Interval, paired_p_value
-from fedkeel.studies.compare import Comparison, mean_and_std, measure_of, pair
+from fedkeel.studies.compare import Comparison, mean_and_std, pair
+from fedkeel.studies.run_groups import measure_of
 
 SIGNIFICANT = 0.05
 COLUMNS = {"best": "Best", "last": "Last", "mean_last": "Mean of last", "reported": "Reported"}
