@@ -78,8 +78,8 @@ def compare(
     the settings that were tried on the way.
     """
     from fedkeel.cli.training import runs_in
-    from fedkeel.runs.environment import describe_edits
     from fedkeel.runs.finished_run import load_run
+    from fedkeel.runs.own_code import describe_edits
     from fedkeel.studies.caveats import code_of, edited_between
     from fedkeel.studies.choice import read_choice
     from fedkeel.studies.run_groups import group_runs, measure_of

@@ -20,12 +20,13 @@ from fedkeel.engines.machine import PRECISIONS, check_device, check_workers, dev
 from fedkeel.errors import FolderError, RunError, require_known, writing
 from fedkeel.problems.metrics import Metric
 from fedkeel.runs.callbacks import Callback
-from fedkeel.runs.environment import changed_functions, check_same_data, edited, leaks, names_before
+from fedkeel.runs.environment import changed_functions, check_same_data, leaks, names_before
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run, load_run
 from fedkeel.runs.folder import EXPERIMENT, PLANNED, RESULT, folder_name, read_experiment, read_json, read_sums
 from fedkeel.runs.following import name_callbacks, warn_of_unmade
 from fedkeel.runs.loop import Progress
+from fedkeel.runs.own_code import edited
 from fedkeel.runs.shared_engine import Asked, choose_for_all
 from fedkeel.runs.start import run
 from fedkeel.runs.together import alike, run_together
@@ -193,9 +194,9 @@ def read_unchanged(target: Target) -> Run | None:
 
 
 def warn_of_edits(target: Target) -> None:
-    """Warn of modules of rules and schedules that are not what the run in a target's folder was made with."""
+    """Warn of code of one's own that is not what the run in a target's folder was made with."""
     for name in edited(target.folder, target.experiment.plan.parts):
-        log.warning("the module %s has been edited since %s was made: this is the old result", name, target.folder)
+        log.warning("%s has been edited since %s was made: this is the old result", name, target.folder)
 
 
 def train(targets: Sequence[Target], machine: Machine, display: Display) -> list[Outcome]:

@@ -14,7 +14,8 @@ from fedkeel.federation.own_problem import describe_sample
 from fedkeel.methods import composition
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import Task
-from fedkeel.runs.environment import sources, version_of
+from fedkeel.runs.environment import version_of
+from fedkeel.runs.own_code import sources
 from fedkeel.runs.plan import Plan
 
 

@@ -6,22 +6,23 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 
 from fedkeel.data.clients import ClientData, NamedRows, Sample, TensorClients, check_names, names_of, to_tensors
 from fedkeel.data.forms import read_forms
 from fedkeel.data.tables import Label
 from fedkeel.errors import ExperimentError, explain_typos
 from fedkeel.problems.metrics import find_metrics
+from fedkeel.problems.module_state import list_classes, read_network
 from fedkeel.randomness import choice, key
 
-MODEL, CLIENTS = "model=torch.nn.Sequential(…)", "clients=[client_0_data, client_1_data, …]"
+CLIENTS = "clients=[client_0_data, client_1_data, …]"
 SEEN_CLIENTS, SEEN_BYTES = 256, 16 << 20
 OF_MODULE = ("_parameters", "_buffers", "_modules")
 Prepare = Callable[[Sample, "NDArray[np.uint64] | None"], Sample]
@@ -71,20 +72,7 @@ class Problem:
             )
         if self.params is not None and not self.params:
             raise ExperimentError("the params of a problem are empty.", 'Problem(params={"w": tensor}, …)')
-        if self.model is not None and not isinstance(self.model, nn.Module):
-            raise ExperimentError(f"the model of a problem is a module, not {type(self.model).__name__}.", MODEL)
-        # what torch.compile was given: engines compile and copy it themselves
-        object.__setattr__(self, "model", getattr(self.model, "_orig_mod", self.model))
-        if isinstance(self.model, torch.jit.ScriptModule):
-            raise ExperimentError(
-                "the model is a TorchScript module, whose parts cannot be found by name.",
-                "give the module that it was made of, or model=torch.nn.Sequential(model)",
-            )
-        if self.model is not None and any(isinstance(one, UninitializedParameter) for one in self.model.parameters()):
-            raise ExperimentError(
-                "the model has layers that do not know their size yet, such as LazyLinear.",
-                "call it once with a sample before: model(x[:1])",
-            )
+        object.__setattr__(self, "model", read_network(self.model))
         forms = read_forms(self.clients, self.test, self.tests, self.proxy, self.label)
         for part, data in vars(forms).items():
             object.__setattr__(self, part, data)
@@ -150,6 +138,13 @@ class Problem:
     def functions(self) -> dict[str, Callable[..., Any] | None]:
         return {"loss": self.loss, "prepare": self.prepare} | dict(self.metrics)
 
+    @property
+    def code(self) -> tuple[object, ...]:
+        """What may be code of one's own: the network's classes, the loss, the preparation, and metrics."""
+        functions = [one.func if isinstance(one, partial) else one for one in self.functions.values()]
+        alone = [one if isinstance(one, FunctionType) else type(one) for one in functions if one is not None]
+        return (*list_classes(self.model), *alone)
+
     @cached_property
     def made_of(self) -> dict[str, str]:
         """Identity of what a loss, a preparation and metrics are made of beyond their names: the weights and options of
@@ -193,6 +188,10 @@ class Recorded(Problem):
     @property
     def title(self) -> str:
         return f"problem {self.digest()[:6]}"
+
+    @property
+    def code(self) -> tuple[object, ...]:
+        return ()
 
     @property
     def made_of(self) -> dict[str, str]:

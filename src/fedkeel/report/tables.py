@@ -11,7 +11,8 @@ from fedkeel.problems.metrics import lower_is_better
 from fedkeel.report.content import Setting, group_id
 from fedkeel.report.series import RESULTS, Row, Spread
 from fedkeel.report.source import Group
-from fedkeel.runs.environment import NOT_AVERAGED, describe_edits, keep_one_place, sources_of
+from fedkeel.runs.environment import NOT_AVERAGED, keep_one_place
+from fedkeel.runs.own_code import describe_edits, sources_of
 from fedkeel.studies.cost_to_target import Spending
 from fedkeel.text import byte_size, duration
 

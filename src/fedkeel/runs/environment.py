@@ -5,7 +5,6 @@ Seconds depend on it: those measured in one place are averaged, those of several
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from fedkeel.errors import FolderError
 from fedkeel.problems.problem import Problem
 from fedkeel.runs.experiment import PYTHON, Experiment
 from fedkeel.runs.folder import CLIENTS, FORMAT, read_environment, read_json
+from fedkeel.runs.own_code import sources
 from fedkeel.runs.plan import Division, Plan
 
 BY_SAMPLE = "by sample"
@@ -63,50 +63,6 @@ def environment(
         "revision": own_revision(),
         "command": list(command if command is not None else sys.argv),
     }
-
-
-def sources(parts: Iterable[object]) -> dict[str, str]:
-    """Compute the digest of each module, other than fedkeel's own, that rules and schedules come from."""
-    modules = {type(part).__module__ for part in parts}
-    found = {}
-    for name in sorted(modules):
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if file is not None and name.partition(".")[0] != "fedkeel":
-            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
-    return found
-
-
-def sources_of(folder: Path | None, parts: Iterable[object]) -> dict[str, str]:
-    """Return the digests of the modules that the parts of a run come from, as its folder says; of a run that is in
-    memory alone, as they are now."""
-    if folder is None:
-        return sources(parts)
-    found = read_environment(folder).get("sources")
-    return {name: str(digest) for name, digest in found.items()} if isinstance(found, dict) else {}
-
-
-def edited(folder: Path, parts: Iterable[object]) -> list[str]:
-    """Modules of rules and schedules that have changed since a run was made."""
-    before = sources_of(folder, parts)
-    return [name for name, digest in sources(parts).items() if before.get(name, digest) != digest]
-
-
-def describe_edits(runs: Iterable[tuple[str, int, Mapping[str, str]]]) -> list[str]:
-    """Say which modules were edited between runs, of which labels, seeds and digests of modules are given, and which
-    runs share their code."""
-    found: dict[str, dict[str, dict[str, list[str]]]] = {}
-    for label, seed, digests in runs:
-        for module, digest in digests.items():
-            found.setdefault(module, {}).setdefault(digest, {}).setdefault(label, []).append(str(seed))
-    return [
-        f"the module {module} was edited between these runs, which are of different code: "
-        + "; ".join(
-            ", ".join(f"{label} seed{'s' * (len(seeds) > 1)} {' and '.join(seeds)}" for label, seeds in same.items())
-            for same in versions.values()
-        )
-        for module, versions in found.items()
-        if len(versions) > 1
-    ]
 
 
 def leaks(folder: Path, plan: Plan) -> bool:

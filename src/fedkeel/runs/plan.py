@@ -26,6 +26,7 @@ from fedkeel.methods.given import read_method
 from fedkeel.methods.optimisers import find_optimiser, give_optimiser, read_optimiser
 from fedkeel.models import card_of
 from fedkeel.problems.divided import make_problem
+from fedkeel.problems.module_state import list_classes
 from fedkeel.problems.policy import Evaluation
 from fedkeel.problems.problem import Problem
 from fedkeel.rules.optimisers import Optimiser
@@ -49,6 +50,13 @@ class Division:
     @property
     def card(self) -> DatasetCard:
         return find_card(self.dataset)
+
+    @property
+    def code(self) -> tuple[object, ...]:
+        """What may be code of one's own: the partition, and the network's module, or its classes."""
+        if isinstance(self.model, str):
+            return (self.partition, self.model.partition(":")[0])
+        return (self.partition, *list_classes(self.model))
 
     @property
     def digest(self) -> str | None:
@@ -96,10 +104,11 @@ class Plan:
         return Training(self.seed, 1 if self.epochs is None else self.epochs, self.batch_size, self.steps)
 
     @property
-    def parts(self) -> tuple[Rule | Schedule, ...]:
-        """All that may come from a module of one's own and changes how is trained: rules and schedules."""
-        schedules = (self.schedule, self.server_schedule)
-        return (*self.method.rules, *(one for one in schedules if one is not None))
+    def parts(self) -> tuple[object, ...]:
+        """All that may be code of one's own and changes what is trained; of a network that is named, the module."""
+        method = (*self.method.rules, *self.method.objectives)
+        times = (self.schedule, self.server_schedule, self.epochs)
+        return (*method, *(one for one in times if one is not None), *self.source.code)
 
     def participation_of(self, sizes: NDArray[np.int64]) -> Participation:
         """Who takes part, of clients with so many samples each."""

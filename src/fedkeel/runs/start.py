@@ -38,7 +38,6 @@ from fedkeel.runs.environment import (
     data_digest,
     describe_functions,
     describe_leak,
-    edited,
     engines_before,
     environment,
     leaks,
@@ -51,6 +50,7 @@ from fedkeel.runs.folder import CLIENTS, ENVIRONMENT, read_environment, rounds_i
 from fedkeel.runs.following import Given, find_callbacks, list_callbacks, warn_of_unmade
 from fedkeel.runs.loop import Loop, Progress, RunInProgress
 from fedkeel.runs.observers import Observer, as_list, find_observers
+from fedkeel.runs.own_code import edited
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import describe_kept_buffers, describe_task, method_of, problem_of, task_maker
 from fedkeel.runs.progress_line import follow
@@ -268,7 +268,7 @@ def warn_of_changes(folder: Path, plan: Plan, dtype: torch.dtype) -> None:
     if before is not None and before != now:
         log.warning("this run started in %s and goes on in %s", before, now)
     for name in edited(folder, plan.parts):
-        log.warning("the module %s has been edited since this run started; its first rounds are of the old code", name)
+        log.warning("%s has been edited since this run started; its first rounds are of the old code", name)
 
 
 def claim(folder: RunFolder, experiment: Experiment) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from fedkeel.runs.checkpoint import list_checkpoints
-from fedkeel.runs.environment import describe_edits, describe_place, sources_of
+from fedkeel.runs.environment import describe_place
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import TIMING, read_environment, read_json
+from fedkeel.runs.own_code import describe_edits, sources_of
 from fedkeel.runs.record import describe_stop
 from fedkeel.studies.run_groups import RunGroup, measures_of, settings_of
 
@@ -38,13 +39,13 @@ def unfair(groups: Sequence[RunGroup], tuned: Collection[str] = ()) -> list[str]
 
 
 def edited_between(groups: Sequence[RunGroup]) -> list[str]:
-    """List in words each module of one's own that was edited between runs: seeds of one method are then of several."""
+    """List in words what code of one's own was edited between runs: seeds of one method are then of several."""
     made = [(group.label, run) for group in groups for run in group.runs.values()]
     return describe_edits([(label, run.plan.seed, code_of(run)) for label, run in made])
 
 
 def code_of(run: Run) -> dict[str, str]:
-    """Return the digests of the modules that a run's own rules and schedules come from."""
+    """Return the digests of the code of one's own that a run was made with."""
     return sources_of(run.path, run.plan.parts)
 
 

@@ -116,7 +116,7 @@ def compare(
 ) -> Comparison:
     """Hold runs, or folders of runs, against each other; the baseline is the first method unless one is named.
 
-    The log names modules of rules that were edited between runs; the document has them under `edited`.
+    The log names code of one's own that was edited between runs; the document has it under `edited`.
     """
     found = [run if isinstance(run, Run) else load_run(run) for run in runs]
     if not found:
