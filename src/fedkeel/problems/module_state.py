@@ -23,7 +23,7 @@ MODEL = "model=torch.nn.Sequential(…)"
 
 
 def read_network(given: Any) -> nn.Module | None:
-    """The network of a problem; of one that torch.compile was called with, that one: engines compile it themselves."""
+    """The network of a problem; of a compiled one, what it was made of: engines compile it themselves."""
     network = getattr(given, "_orig_mod", given)
     if network is None:
         return None
