@@ -105,6 +105,10 @@ def test_calibration_by_hand():
     found = value_of("ece", chance.log(), torch.tensor([0, 0, 0]))
     assert found == pytest.approx(2 / 3 * 0.3 + 1 / 3 * 0.4, rel=1e-12)
     assert value_of("ece", torch.tensor([[50.0, -50.0]]), torch.tensor([0])) == pytest.approx(0, abs=1e-12)
+    one, target = (chance[:, 1] / chance[:, 0]).log(), torch.tensor([0.0, 0.0, 0.0])
+    for output in (one, one[:, None]):
+        assert value_of("ece", output, target) == pytest.approx(found, rel=1e-12)
+        assert value_of("ece", -output, 1 - target) == pytest.approx(found, rel=1e-12)
 
 
 def test_what_one_class_has_no_value_of_is_no_number():

@@ -134,11 +134,14 @@ def split_name(measure: str) -> list[str]:
 def expected_calibration_error(output: Tensor, target: Tensor) -> float:
     """How far confidence is from accuracy: Σ_b n_b/n |acc_b − conf_b| over 15 bins of equal width.
 
-    (Guo et al. 2017)
+    With one output, the classes are 0 and 1.  (Guo et al. 2017)
     """
+    chances = probabilities(output, target)
     if class_scores(output, target) is None:
-        raise ValueError("it takes scores of several classes")
-    confidence, predicted = probabilities(output, target).flatten(0, -2).max(-1)
+        if chances.dim() != 1 or target.numel() != len(chances) or not ((target == 0) | (target == 1)).all():
+            raise ValueError("it takes scores of several classes, or one output and targets 0 and 1")
+        chances = torch.stack([1 - chances, chances], -1)
+    confidence, predicted = chances.flatten(0, -2).max(-1)
     right = (predicted == target.reshape(-1)).to(torch.float64)
     bins = (confidence * BINS).ceil().to(torch.int64).clamp(1, BINS) - 1
     gaps = torch.zeros(BINS, dtype=torch.float64).index_add_(0, bins, right - confidence)
