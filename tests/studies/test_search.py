@@ -10,14 +10,14 @@ import tomli_w
 from for_each import for_each
 
 import fedkeel as fk
-from fedkeel.cli import study_runs, training
+from fedkeel.cli import study_runs
 from fedkeel.cli.search import conclude
 from fedkeel.cli.study_runs import StudyRuns
 from fedkeel.cli.training import Machine, Outcome, Target
 from fedkeel.core.objectives import Calibrated
 from fedkeel.errors import RequestError, RunError
 from fedkeel.papers.reproduce import name_folder
-from fedkeel.runs import environment
+from fedkeel.runs import environment, own_code
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.compare import Comparison
@@ -353,7 +353,7 @@ def test_tries_of_other_data_are_refused_and_of_an_edited_rule_are_told(fedkeel,
     words = ["search", "search.toml", "--engine", "serial", "--no-progress"]
     assert fedkeel(*words).code == 0
     with monkeypatch.context() as patch:
-        patch.setattr(training, "edited", lambda folder, rules: ["my_rules"])
+        patch.setattr(own_code, "edited", lambda folder, parts: ["the module my_rules"])
         told = " ".join(fedkeel(*words).err.split())
     for folder in (path.parent for path in Path("runs/search").glob("*/*/experiment.toml")):
         assert f"the module my_rules has been edited since {folder} was made: this is the old result" in told

@@ -198,9 +198,10 @@ def read_reached(target: Target) -> Run | None:
 
     A folder that is damaged, or of other data, is left to `train`, which says what is wrong with it.
     """
-    from fedkeel.cli.training import read_unchanged, warn_of_edits
+    from fedkeel.cli.training import read_unchanged
     from fedkeel.errors import FolderError
     from fedkeel.runs.folder import EXPERIMENT, RESULT, read_json
+    from fedkeel.runs.own_code import warn_of_edits
 
     folder, plan = target.folder, target.experiment.plan
     if not (folder / EXPERIMENT).exists():
@@ -216,7 +217,7 @@ def read_reached(target: Target) -> Run | None:
             return None
         tuned = read_json(tuning_file(folder, plan.rounds))
         made = replace(made, records=made.records[: plan.rounds], result={"tuned": tuned})
-    warn_of_edits(target)
+    warn_of_edits(folder, plan.parts)
     return made
 
 

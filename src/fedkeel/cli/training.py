@@ -26,7 +26,7 @@ from fedkeel.runs.finished_run import Run, load_run
 from fedkeel.runs.folder import EXPERIMENT, PLANNED, RESULT, folder_name, read_experiment, read_json, read_sums
 from fedkeel.runs.following import name_callbacks, warn_of_unmade
 from fedkeel.runs.loop import Progress
-from fedkeel.runs.own_code import edited
+from fedkeel.runs.own_code import warn_of_edits
 from fedkeel.runs.shared_engine import Asked, choose_for_all
 from fedkeel.runs.start import run
 from fedkeel.runs.together import alike, run_together
@@ -179,7 +179,7 @@ def find_finished(
     for name in track:
         if name.partition("@")[0] not in before:
             log.warning("%s was made without tracking %s: what shows it needs another --out", target.folder, name)
-    warn_of_edits(target)
+    warn_of_edits(target.folder, target.experiment.plan.parts)
     return made
 
 
@@ -191,12 +191,6 @@ def read_unchanged(target: Target) -> Run | None:
         return None
     check_same_data(folder, plan)
     return load_run(folder)
-
-
-def warn_of_edits(target: Target) -> None:
-    """Warn of code of one's own that is not what the run in a target's folder was made with."""
-    for name in edited(target.folder, target.experiment.plan.parts):
-        log.warning("%s has been edited since %s was made: this is the old result", name, target.folder)
 
 
 def train(targets: Sequence[Target], machine: Machine, display: Display) -> list[Outcome]:

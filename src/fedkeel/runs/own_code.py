@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import logging
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import FunctionType
 
 from fedkeel.runs.folder import read_environment
+
+log = logging.getLogger("fedkeel")
 
 KNOWN = ("fedkeel", "torch", "builtins")
 """Packages whose versions say what their code is."""
@@ -65,6 +68,12 @@ def edited(folder: Path, parts: Iterable[object]) -> list[str]:
     """What of the code that a run was made with has changed since, in words."""
     before = sources_of(folder, parts)
     return [in_words(name) for name, digest in sources(parts).items() if before.get(name, digest) != digest]
+
+
+def warn_of_edits(folder: Path, parts: Iterable[object]) -> None:
+    """Warn of code that is not what the finished run of a folder was made with."""
+    for name in edited(folder, parts):
+        log.warning("%s has been edited since %s was made: this is the old result", name, folder)
 
 
 def describe_edits(runs: Iterable[tuple[str, int, Mapping[str, str]]]) -> list[str]:

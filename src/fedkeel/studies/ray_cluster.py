@@ -18,6 +18,7 @@ from fedkeel.importing import Trust
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run, load_run
 from fedkeel.runs.folder import RESULT, read_json
+from fedkeel.runs.own_code import warn_of_edits
 from fedkeel.runs.shared_engine import Asked, choose_for_all
 from fedkeel.text import in_one_line
 
@@ -67,6 +68,7 @@ def runs_on_ray(asked: Sequence[tuple[str, RunRequest]], crew: RayCrew) -> list[
     left, failed = list[tuple[str, RunRequest]](), set[str]()
     for label, request in asked:
         if is_finished(request):
+            warn_of_edits(Path(request.out), request.asked.experiment.plan.parts)
             log.info("%s is done", label)
         else:
             left.append((label, request))
