@@ -245,7 +245,7 @@ def draw_by_numpy(network):
 
 
 def count_in_a_buffer(network):
-    network.seen = network.seen + network.training
+    network.seen.add_(network.training)
     return 1 + network.seen
 
 

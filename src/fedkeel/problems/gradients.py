@@ -71,6 +71,7 @@ class Workspace:
                 return Gradient(params.zeros(), loss, self.copy_buffers())
         with torch.enable_grad():
             loss = self.loss(batch, objective, given)
+            after = self.copy_buffers()  # layers that are computed again for the gradient would count twice
             try:
                 grads = torch.autograd.grad(loss, self.list, materialize_grads=True)  # zeros for unused parameters
             except RuntimeError as error:
@@ -81,11 +82,14 @@ class Workspace:
                 raise ExperimentError(DETACHED, "is it computed from them?") from None
         dense = (grad.to_dense() if grad.is_sparse else grad for grad in grads)
         tree = Tree(torch.cat([grad.reshape(-1) for grad in dense]), params.layout)
-        return Gradient(tree, loss.detach(), self.copy_buffers())
+        return Gradient(tree, loss.detach(), after)
 
     def loss(self, batch: Batch, objective: Objective, given: Given) -> Tensor:
-        """The objective on a batch; what the network drops depends on the step's key."""
-        with KeyedDropout(batch.noise) if self.task.stochastic else nullcontext():
+        """The objective on a batch; what the network drops depends on the step's key.
+
+        Layers that draw again for the gradient take the same from PyTorch's own generator, which was seeded by the key.
+        """
+        with KeyedDropout(batch.noise) if self.task.stochastic and not self.task.draws_again else nullcontext():
             return self.task.loss(self.model, batch, objective, given)
 
     def copy_buffers(self) -> Tree | None:

@@ -12,39 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.parameter import UninitializedParameter
 from torch.utils import _pytree
 from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 from fedkeel.core.trees import Tree
 from fedkeel.errors import ExperimentError
 
-MODEL = "model=torch.nn.Sequential(…)"
-
-
-def read_network(given: Any) -> nn.Module | None:
-    """The network of a problem; of a compiled one, what it was made of: engines compile it themselves."""
-    network = getattr(given, "_orig_mod", given)
-    if network is None:
-        return None
-    if not isinstance(network, nn.Module):
-        raise ExperimentError(f"the model of a problem is a module, not {type(network).__name__}.", MODEL)
-    if isinstance(network, torch.jit.ScriptModule):
-        raise ExperimentError(
-            "the model is a TorchScript module, whose parts cannot be found by name.",
-            "give the module that it was made of, or model=torch.nn.Sequential(model)",
-        )
-    if any(isinstance(one, UninitializedParameter) for one in network.parameters()):
-        raise ExperimentError(
-            "the model has layers that do not know their size yet, such as LazyLinear.",
-            "call it once with a sample before: model(x[:1])",
-        )
-    return network
-
-
-def list_classes(network: nn.Module | None) -> tuple[type, ...]:
-    """The classes that a network is made of."""
-    return tuple({type(part): None for part in network.modules()}) if network is not None else ()
+COPIED = 256 << 20  # bytes of frozen weights that a trial has of its own
 
 
 class Place(NamedTuple):
@@ -120,8 +94,10 @@ def clone_tensors(output: Any) -> Any:
 
 
 def copy_trained(module: nn.Module) -> nn.Module:
-    """Copy a network to try something on; what is frozen is shared."""
-    return copy_whole(module, {id(p): p for p in module.parameters() if not p.requires_grad})
+    """Copy a network to try something on; what is frozen is shared where it is large."""
+    frozen = [p for p in module.parameters() if not p.requires_grad]
+    large = sum(p.numel() * p.element_size() for p in frozen) > COPIED
+    return copy_whole(module, {id(p): p for p in frozen} if large else None)
 
 
 def copy_whole(module: nn.Module, known: Mapping[int, Tensor] | None = None) -> nn.Module:

@@ -18,8 +18,8 @@ from fedkeel.data.clients import ClientData, NamedRows, Sample, TensorClients, c
 from fedkeel.data.forms import read_forms
 from fedkeel.data.tables import Label
 from fedkeel.errors import ExperimentError, explain_typos
+from fedkeel.problems.given_network import list_classes, read_network
 from fedkeel.problems.metrics import find_metrics
-from fedkeel.problems.module_state import list_classes, read_network
 from fedkeel.randomness import choice, key
 
 CLIENTS = "clients=[client_0_data, client_1_data, …]"

@@ -5,6 +5,7 @@ A loss that is not a mean cannot be taken of a padded batch, and a metric that g
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 from fedkeel.data.clients import Sample, join_rows
 from fedkeel.errors import FedkeelError
-from fedkeel.kernels.keyed_dropout import KeyedDropout
+from fedkeel.kernels.composites import COMPOSITES
+from fedkeel.kernels.keyed_dropout import DRAWING, KeyedDropout
 from fedkeel.problems.module_state import copy_trained
 
 if TYPE_CHECKING:
@@ -157,6 +160,37 @@ def draws_when_trained(task: Task) -> bool:
             tensors = task.prepare(task.clients.rows(client, places))
             task.losses(model, tensors, task.predict(model, tensors))
             return any(not torch.equal(a, b) for a, b in zip(before, read_generators(gpus), strict=True))
+    except Exception:  # try_out says what is wrong with such a network
+        return False
+
+
+class NoteDraws(TorchFunctionMode):
+    """Notes whether functions are called that may draw random numbers."""
+
+    drawn = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        self.drawn |= func in DRAWING or func in COMPOSITES
+        return func(*args, **(kwargs or {}))
+
+
+@torch.enable_grad()
+def draws_for_gradient(task: Task) -> bool:
+    """Whether a network draws random numbers once more for the gradient: checkpoints compute their layers again."""
+    client = int(task.clients.sizes.argmax())
+    if task.module is None or task.clients.sizes[client] == 0:
+        return False
+    try:
+        model = copy_trained(task.module)
+        train_but_norms(model)
+        with torch.random.fork_rng(devices=list_gpus(task)), warnings.catch_warnings(action="ignore"):
+            tensors = task.prepare(task.clients.rows(client, np.array([0, task.clients.sizes[client] - 1])))
+            loss = task.losses(model, tensors, task.predict(model, tensors)).sum()
+            slope = (torch.ones_like(loss),)
+            run: Any = torch.autograd.Variable._execution_engine  # loss.backward() would run outside of the mode
+            with NoteDraws() as seen:
+                run.run_backward((loss,), slope, False, False, (), allow_unreachable=True, accumulate_grad=True)
+            return seen.drawn
     except Exception:  # try_out says what is wrong with such a network
         return False
 

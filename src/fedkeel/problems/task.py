@@ -23,6 +23,7 @@ from fedkeel.problems.predictions import find_hits
 from fedkeel.problems.problem import Problem, digest_tensors
 from fedkeel.problems.separability import (
     augments_by_keys,
+    draws_for_gradient,
     draws_when_trained,
     find_whole_metrics,
     loss_is_a_mean,
@@ -98,6 +99,7 @@ class Task:
         self.counters = module_state.read_counters(self.module)
         self.classifier = None if self.module is None else find_classifier(self.module, problem.head)
         self.stochastic = module_state.draws_numbers(self.module) or draws_when_trained(self)
+        self.draws_again = self.stochastic and draws_for_gradient(self)
         self.needs_keys = self.stochastic or "key" in asks  # of steps
 
     @cached_property

@@ -16,14 +16,12 @@ from fedkeel.data.clients import Sample, in_memory
 from fedkeel.errors import FedkeelError, ModelError
 from fedkeel.problems.gradients import REENTRANT
 from fedkeel.problems.module_state import clone_tensors, copy_trained
-from fedkeel.problems.separability import are_near, list_gpus, train_but_norms
+from fedkeel.problems.network_calls import check_calls
+from fedkeel.problems.separability import list_gpus, train_but_norms
 from fedkeel.text import in_one_line, plural
 
 if TYPE_CHECKING:
     from fedkeel.problems.task import Task
-
-
-REPEATED = 1e-3  # by how much outputs may differ, of their length
 
 
 @torch.no_grad()
@@ -31,9 +29,6 @@ def try_out(task: Task) -> None:
     """Put a sample of each form through the model and the loss, and refuse what does not fit before training begins."""
     check_broadcast(task)
     model = task.initial.named() if task.module is None else copy_trained(task.module).eval()
-    weights = {} if isinstance(model, dict) else dict(model.named_parameters())
-    # held, so that no new weight can lie where an old one was
-    before = {name: (weight.detach(), weight._version) for name, weight in weights.items()}
     tensors: Sample | None = None
     for whose, sample in list_forms(task):
         tensors = task.prepare(sample)
@@ -54,20 +49,10 @@ def try_out(task: Task) -> None:
     if tensors is not None:
         check_constant(task, model, tensors)
         check_trained(task, model, tensors)
-    repeats = not isinstance(model, nn.Module) or tensors is None or repeats_outputs(task, model, tensors)
-    for name, weight in weights.items():
-        old, version = before[name]
-        if (old.data_ptr(), version) != (weight.data_ptr(), weight._version):
-            raise ModelError(
-                f"the network writes into its weight {name} when it is called, and that would be lost or mixed up.",
-                "let torch.nn.utils.parametrize change weights as they are read; an embedding needs no max_norm",
-            )
-    if not repeats:
-        raise ModelError(
-            "the network gives another output for the same sample when it is called again: engines, and a resumed run, "
-            "would train other models.",
-            "keep what it counts in a buffer (register_buffer); draw random numbers with torch, not with numpy",
-        )
+        if isinstance(model, nn.Module):
+            train_but_norms(model)
+            check_trained(task, model, tensors)
+    check_calls(task)
 
 
 def check_constant(task: Task, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> None:
@@ -96,29 +81,6 @@ def check_constant(task: Task, model: nn.Module | Mapping[str, Tensor], tensors:
         )
 
 
-def repeats_outputs(task: Task, network: nn.Module, tensors: Sample) -> bool:
-    """Whether a network gives the same when it is called again, in evaluation and in training."""
-    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    found: list[tuple[Any, ...]] = []
-
-    def call() -> list[Any]:
-        torch.manual_seed(0)
-        for name, value in buffers.items():
-            network.get_buffer(name).copy_(value)
-        return _pytree.tree_leaves(task.predict(network, clone_tensors(tensors)))
-
-    for turn in (nn.Module.eval, train_but_norms):
-        turn(network)
-        with torch.random.fork_rng(devices=list_gpus(task)), suppress(RuntimeError, ValueError):  # one may be too few
-            found += zip(*(call() for _ in range(3)), strict=True)
-    return all(are_alike(*parts) for parts in found if all(isinstance(part, Tensor) for part in parts))
-
-
-def are_alike(first: Tensor, *others: Tensor) -> bool:
-    """Whether outputs are the same, but for what rounding in another order does on a GPU."""
-    return all(are_near(first.float(), other.float(), REPEATED) for other in others)
-
-
 def are_same(first: Tensor, *others: Tensor) -> bool:
     """Whether values are the same, but that a GPU may add in another order."""
     return all(torch.allclose(first, other, rtol=1e-5, atol=1e-7, equal_nan=True) for other in others)
@@ -143,7 +105,7 @@ def check_trained(task: Task, model: nn.Module | Mapping[str, Tensor], tensors: 
                 results.append(task.losses(one, tensors, given))
     except UserWarning:
         raise ModelError(*REENTRANT) from None
-    except RuntimeError:  # training says what is wrong
+    except Exception:  # of a loss or a network that takes no single sample: training says what is wrong
         return
     if not are_same(results[0].detach(), results[2].detach()):
         raise ModelError(
@@ -157,7 +119,7 @@ def check_trained(task: Task, model: nn.Module | Mapping[str, Tensor], tensors: 
         raise ModelError(
             f"the network or the loss reads {plural(len(foreign), 'parameter')} that would not be trained ({shapes}).",
             "put them into the network, modules of a list into nn.ModuleList, a penalty on weights into a rule; what "
-            "is not to be trained needs requires_grad False",
+            "is not to be trained needs requires_grad False, points where slopes are taken x.detach().requires_grad_()",
         )
 
 

@@ -26,7 +26,7 @@ from fedkeel.methods.given import read_method
 from fedkeel.methods.optimisers import find_optimiser, give_optimiser, read_optimiser
 from fedkeel.models import card_of
 from fedkeel.problems.divided import make_problem
-from fedkeel.problems.module_state import list_classes
+from fedkeel.problems.given_network import list_classes
 from fedkeel.problems.policy import Evaluation
 from fedkeel.problems.problem import Problem
 from fedkeel.rules.optimisers import Optimiser

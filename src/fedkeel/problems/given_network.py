@@ -1,0 +1,74 @@
+"""The network that a problem is given: what is taken, and what is refused at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import CellType, FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from fedkeel.errors import ExperimentError
+
+MODEL = "model=torch.nn.Sequential(…)"
+
+
+def read_network(given: Any) -> nn.Module | None:
+    """The network of a problem; of a compiled one, what it was made of: engines compile it themselves."""
+    network = getattr(given, "_orig_mod", given)
+    if network is None:
+        return None
+    if not isinstance(network, nn.Module):
+        raise ExperimentError(f"the model of a problem is a module, not {type(network).__name__}.", MODEL)
+    if isinstance(network, torch.jit.ScriptModule):
+        raise ExperimentError(
+            "the model is a TorchScript module, whose parts cannot be found by name.",
+            "give the module that it was made of, or model=torch.nn.Sequential(model)",
+        )
+    if any(isinstance(one, UninitializedParameter) for one in network.parameters()):
+        raise ExperimentError(
+            "the model has layers that do not know their size yet, such as LazyLinear.",
+            "call it once with a sample before: model(x[:1])",
+        )
+    if any(parameter.is_complex() for parameter in network.parameters()):
+        raise ExperimentError(
+            "the model has complex parameters, which are not trained.",
+            "keep a real one of shape […, 2], and take torch.view_as_complex(self.weight) of it",
+        )
+    for name, part in network.named_modules():
+        if (word := next((word for word, one in list_functions(part) if encloses(one, network)), None)) is not None:
+            raise ExperimentError(
+                f"the model's {f'{name}.{word}'.lstrip('.')} is a function that holds the model itself: copies of the "
+                "model would share it.",
+                "write a method (def), not a lambda over self; a hook gets the module that it is called for",
+            )
+    return network
+
+
+def list_functions(part: nn.Module) -> Iterator[tuple[str, FunctionType]]:
+    """Functions that a module keeps: as attributes, and as hooks."""
+    kept = vars(part)
+    named = [(word, given) for word, given in kept.items() if word.endswith("_hooks") and isinstance(given, Mapping)]
+    hooks = [(word, one) for word, given in named for one in given.values()]
+    yield from ((word, one) for word, one in (*kept.items(), *hooks) if isinstance(one, FunctionType))
+
+
+def encloses(function: FunctionType, network: nn.Module) -> bool:
+    """Whether a function holds parts or parameters of a network."""
+    held = [cell.cell_contents for cell in function.__closure__ or () if has_contents(cell)]
+    known = {id(one) for one in (*network.modules(), *network.parameters())}
+    return any(id(one) in known for one in held)
+
+
+def has_contents(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # not filled yet
+        return False
+
+
+def list_classes(network: nn.Module | None) -> tuple[type, ...]:
+    """The classes that a network is made of."""
+    return tuple({type(part): None for part in network.modules()}) if network is not None else ()
