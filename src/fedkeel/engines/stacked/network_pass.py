@@ -9,14 +9,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import chain
 from math import prod
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils import _pytree
 
 from fedkeel.core.trees import Tree
 from fedkeel.errors import ModelError
@@ -154,6 +157,26 @@ def join_gradients(at: StackedPass, found: dict[str, Tensor | None]) -> Tree:
     return at.into
 
 
+PLAIN = (int, float, complex, str, bytes, Enum, torch.Size, torch.dtype, torch.device, NoneType)
+"""What an output may hold beside tensors: it is the same for all clients."""
+
+
+def convert_output(output: Any, dtype: torch.dtype) -> Any:
+    """Bring the real numbers of a network's output to a precision; refuse objects, whose tensors cannot be found."""
+
+    def convert(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            return part.to(dtype) if part.is_floating_point() else part
+        if isinstance(part, PLAIN):
+            return part
+        raise ModelError(
+            f"this model cannot be stacked: its output holds an object of class {type(part).__name__}.",
+            "return tensors, alone or in a tuple, a list or a dict; or use --engine auto or serial",
+        )
+
+    return _pytree.tree_map(convert, output)
+
+
 COMPUTED_AGAIN = "it computes something again for the gradient, as torch.utils.checkpoint does"
 REASONS = {
     "data-dependent control flow": "a turn that it takes depends on data",
@@ -168,6 +191,7 @@ REASONS = {
     "accessing `data`": "it uses the data of a tensor (.data), in place of which .detach() can be stacked",
     "inplace arithmetic": "it writes into a tensor that it has made itself",
     "doesn't match the broadcast shape": "it writes into a tensor that it has made itself",
+    "must only return Tensors": "its output holds something else than tensors, which this method does not take",
 }
 """What PyTorch says of what vmap cannot do, and what that is in plain words."""
 
@@ -178,12 +202,12 @@ def explain_unstackable(*, turns: bool = False) -> Iterator[None]:
     try:
         with nullcontext() if turns else without_turns():
             yield
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         first = str(error).split("\n", 1)[0]
         reason = next((words for part, words in REASONS.items() if part in first), first)
         if unknown := re.search(r"Batching rule not implemented for aten::(\w+)", first):
             reason = f"vmap does not know a function that it calls, {unknown[1]}"
-        elif reason is first and "vmap" not in first:
+        elif "vmap" not in first and (reason is first or isinstance(error, ValueError)):
             raise
         raise ModelError(
             f"this model cannot be stacked: {reason}{find_place(error)}",
