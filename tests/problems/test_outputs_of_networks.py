@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedkeel as fk
+from fedkeel.engines.stacked.gradients_stacked import StackedWorkspace
 from fedkeel.errors import ModelError
+from fedkeel.problems.task import Task
 
 SIZES, BATCH = (13, 8, 22), 5  # the last batches are short, so that a stack fills them up
 
@@ -29,20 +31,24 @@ class Net(nn.Module):
         return self.head(self.hidden(x).relu())
 
 
-def train(engine, network, loss, **changes):
+def problem(network, loss):
     generator = torch.Generator().manual_seed(0)
     clients = [
         (torch.randn(size, 6, generator=generator), torch.randint(0, 3, (size,), generator=generator)) for size in SIZES
     ]
+    return fk.Problem(model=network, loss=loss, clients=clients, test=clients[0])
+
+
+def train(engine, network, loss):
     torch.manual_seed(0)
-    problem = fk.Problem(model=network(), loss=loss, clients=clients, test=clients[0])
-    settings = {"rounds": 2, "participation": 1.0, "epochs": 1, "batch_size": BATCH, "lr": 0.1} | changes
-    run = fk.run(fk.Experiment(problem=problem, **settings), engine=engine, dtype=torch.float64)
+    given = problem(network(), loss)
+    experiment = fk.Experiment(problem=given, rounds=2, participation=1.0, epochs=1, batch_size=BATCH, lr=0.1)
+    run = fk.run(experiment, engine=engine, dtype=torch.float64)
     return torch.cat([leaf.flatten() for leaf in run.params.values()])
 
 
-def same_on_engines(network, loss, **changes):
-    one_by_one, together = (train(engine, network, loss, **changes) for engine in ("serial", "stacked"))
+def same_on_engines(network, loss):
+    one_by_one, together = (train(engine, network, loss) for engine in ("serial", "stacked"))
     torch.testing.assert_close(together, one_by_one, rtol=0, atol=1e-12)
 
 
@@ -117,3 +123,58 @@ def test_objects_that_hold_tensors_are_refused_by_the_stack_alone():
         train("stacked", network, loss)
     assert "\n" not in caught.value.message
     assert "serial" in (caught.value.hint or "")
+
+
+class Experts(nn.Module):
+    """Two experts, how evenly they are used in a batch, and in which mode that is told."""
+
+    def __init__(self, told="always"):
+        super().__init__()
+        self.gate, self.experts, self.told = nn.Linear(6, 2), nn.ModuleList(nn.Linear(6, 3) for _ in range(2)), told
+
+    def forward(self, x):
+        share = self.gate(x).softmax(-1)
+        scores = sum(share[:, i : i + 1] * expert(x) for i, expert in enumerate(self.experts))
+        tells = self.told == "always" or self.training
+        return scores, share.mean(0).square().sum() if tells else x.new_zeros(())
+
+
+@for_each("reduction, told", list(product(["none", "mean"], ["always", "in training"])))
+def test_what_a_network_says_of_a_whole_batch_leaves_out_what_fills_it_up(reduction, told):
+    same_on_engines(lambda: Experts(told), entropy(reduction, first, lambda output: output[1]))
+
+
+@for_each("reduction", ["none", "mean"])
+def test_the_number_of_samples_leaves_out_what_fills_a_batch_up(reduction):
+    loss = entropy(reduction, lambda output: output[0] / output[1])
+    same_on_engines(lambda: Net(lambda net, x: (net.scores(x), len(x))), loss)
+
+
+class Uncertain(nn.Module):
+    """Scores, and learned variances that no sample changes."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.layer, self.variances = nn.Linear(6, 3), nn.Parameter(torch.linspace(0.1, 0.5, count))
+
+    def forward(self, x):
+        return self.layer(x), self.variances
+
+
+@for_each("reduction, count", list(product(["none", "mean"], [1, 2, BATCH, 8])))
+def test_what_a_network_gives_for_all_samples_belongs_to_each(reduction, count):
+    def read(output):
+        assert output[1].shape == (count,)
+        return output[0] * (-output[1]).exp().sum()
+
+    same_on_engines(lambda: Uncertain(count), entropy(reduction, read, lambda output: output[1].sum()))
+
+
+def test_batches_are_still_filled_up_where_no_sample_changes_what_others_have():
+    for network, loss, fills in (
+        (Uncertain(2), entropy("mean", first), True),
+        (Uncertain(8), entropy("mean", first), True),
+        (Net(give_choice), entropy("mean", first), True),
+        (Experts(), entropy("mean", first), False),
+    ):
+        assert StackedWorkspace(Task(problem(network, loss), dtype=torch.float64)).separable == fills

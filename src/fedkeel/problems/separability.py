@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from enum import Enum
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +29,8 @@ SHOWN = 8  # clients, and samples of each, on which a loss is tried
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}  # of a network's outputs on a CPU, at most
 KEYS = np.array([0x9E3779B97F4A7C15, 0xD1B54A32D192ED03], dtype=np.uint64)  # of samples, with which `prepare` is tried
 LOW = 0.05  # the same for bfloat16, and for TF32, in which GPUs convolve float32
+PLAIN = (int, float, complex, str, bytes, Enum, torch.Size, torch.dtype, torch.device, NoneType)
+"""What an output may hold besides tensors: no numbers of samples."""
 
 
 @torch.no_grad()
@@ -100,12 +104,17 @@ def samples_stay_apart(task: Task) -> bool:
         return False  # only gradients show it
     tensors = task.prepare(task.clients.rows(client, places))
     with torch.random.fork_rng(devices=[]):
-        return all(stay_apart(task, model, tensors) for model in list_models(task) if isinstance(model, nn.Module))
+        return all(
+            stay_apart(task, model, tensors, turn)
+            for model in list_models(task)
+            for turn in (train_but_norms, nn.Module.eval)
+            if isinstance(model, nn.Module)
+        )
 
 
-def stay_apart(task: Task, model: nn.Module, tensors: Sample) -> bool:
+def stay_apart(task: Task, model: nn.Module, tensors: Sample, turn: Callable[[nn.Module], object]) -> bool:
     """Whether the model's outputs for some samples are those of half of them, and of one."""
-    train_but_norms(model)
+    turn(model)
 
     def predict(count: int) -> list[Any]:
         key = torch.zeros((), dtype=torch.int64, device=task.device)
@@ -114,15 +123,40 @@ def stay_apart(task: Task, model: nn.Module, tensors: Sample) -> bool:
 
     exact = task.device.type == "cpu" or task.compute == torch.float64
     tolerance, whole = ROUNDING.get(task.compute, LOW) if exact else LOW, len(tensors[0])
-    for count in {whole // 2, 1}:
-        try:
-            pairs = list(zip(predict(whole), predict(count), strict=True))
-        except (RuntimeError, ValueError):
-            return False
-        outputs = [(one, other) for one, other in pairs if isinstance(one, Tensor) and one.shape[:1] == (whole,)]
-        if not all(are_near(one[:count], other, tolerance) for one, other in outputs if one.is_floating_point()):
-            return False
-    return True
+    try:
+        outputs = predict(whole)
+        return all(
+            is_of_samples(one, other, count, tolerance)
+            for count in {whole // 2, 1}
+            for one, other in zip(outputs, predict(count), strict=True)
+        )
+    except (RuntimeError, ValueError):
+        return False
+
+
+def is_of_samples(one: Any, other: Any, count: int, tolerance: float) -> bool:
+    """Whether a part of an output for all samples agrees with that for the first ones.
+
+    A part without an axis of samples, such as a learned variance, must be the same: a mean over samples may be near.
+    """
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return isinstance(one, PLAIN) and bool(one == other)
+    if one.shape == other.shape:
+        return are_near(one, other, 0.0)
+    return one.dim() == other.dim() and are_near(one[:count], other, tolerance)
+
+
+@torch.no_grad()
+def find_shared_outputs(task: Task) -> frozenset[int]:
+    """Find the parts of an output in training that have no axis of samples; one of their own may be as long."""
+    if task.module is None or task.clients.sizes.max() < 2:
+        return frozenset()
+    model = copy_trained(task.module)
+    train_but_norms(model)
+    with torch.random.fork_rng(devices=list_gpus(task)):
+        alone, pair = (_pytree.tree_leaves(task.try_first(count, model)) for count in (1, 2))
+    both = enumerate(zip(alone, pair, strict=True))
+    return frozenset(i for i, (one, two) in both if isinstance(one, Tensor) and one.shape == two.shape)
 
 
 def train_but_norms(model: nn.Module) -> None:
@@ -134,6 +168,10 @@ def train_but_norms(model: nn.Module) -> None:
 
 
 def are_near(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    if one.is_complex() and other.is_complex():
+        one, other = torch.view_as_real(one), torch.view_as_real(other)
+    if not one.is_floating_point():
+        return torch.equal(one, other)
     one, other = one.nan_to_num(), other.nan_to_num()
     return one.shape == other.shape and bool((one - other).norm() <= tolerance * one.norm())
 

@@ -41,7 +41,7 @@ from fedkeel.kernels.side_stream import SideStream
 from fedkeel.problems.calling import read_features
 from fedkeel.problems.gradients import DETACHED
 from fedkeel.problems.module_state import only_norms_remember
-from fedkeel.problems.separability import samples_stay_apart
+from fedkeel.problems.separability import find_shared_outputs, samples_stay_apart
 from fedkeel.problems.task import Task
 
 ModelOrParams = nn.Module | Mapping[str, Tensor]
@@ -86,6 +86,7 @@ class StackedWorkspace:
             and (self.by_kernels or samples_stay_apart(task))
         )
         self.report.fills_up = self.separable
+        self.shared = find_shared_outputs(task) if self.separable and not self.by_kernels else frozenset[int]()
 
     def __call__(
         self, params: Tree, batch: StackedBatch, objective: Objective, message: State, buffers: Tree | None
@@ -170,7 +171,7 @@ class StackedWorkspace:
         """Compute the loss of each sample, for a loss that returns the mean of a batch."""
 
         parts, form = _pytree.tree_flatten(output)
-        places = [i for i, part in enumerate(parts) if isinstance(part, Tensor)]
+        places = [i for i, part in enumerate(parts) if isinstance(part, Tensor) and i not in self.shared]
 
         def one(tensors: Sample, *given: Tensor) -> Tensor:
             single = tuple(t.unsqueeze(0) for t in tensors)

@@ -9,11 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from enum import Enum
 from itertools import chain
 from math import prod
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import torch
@@ -27,6 +25,7 @@ from fedkeel.kernels.operators import StackedPass
 from fedkeel.kernels.shortened import shorten
 from fedkeel.problems.calling import without_turns
 from fedkeel.problems.module_state import list_constants
+from fedkeel.problems.separability import PLAIN
 from fedkeel.problems.task import Task
 
 
@@ -155,10 +154,6 @@ def join_gradients(at: StackedPass, found: dict[str, Tensor | None]) -> Tree:
         elif grad is not None:
             place.add_(grad) if name in at.written else place.copy_(grad)
     return at.into
-
-
-PLAIN = (int, float, complex, str, bytes, Enum, torch.Size, torch.dtype, torch.device, NoneType)
-"""What an output may hold beside tensors: it is the same for all clients."""
 
 
 def convert_output(output: Any, dtype: torch.dtype) -> Any:
