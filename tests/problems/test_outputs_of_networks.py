@@ -176,5 +176,63 @@ def test_batches_are_still_filled_up_where_no_sample_changes_what_others_have():
         (Uncertain(8), entropy("mean", first), True),
         (Net(give_choice), entropy("mean", first), True),
         (Experts(), entropy("mean", first), False),
+        (nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), F.cross_entropy, True),
+        (nn.Sequential(nn.Linear(6, 8), OwnNorm(8), nn.Linear(8, 3)), F.cross_entropy, False),
     ):
         assert StackedWorkspace(Task(problem(network, loss), dtype=torch.float64)).separable == fills
+
+
+class OwnNorm(nn.BatchNorm1d):
+    """A batch norm that computes by itself, and may keep moments."""
+
+    keeps = False
+
+    def forward(self, x):
+        if not self.training:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        mean, variance = x.mean(0), x.var(0, unbiased=False)
+        if self.keeps:
+            self.running_mean.mul_(0.9).add_(0.1 * mean.detach())
+            self.running_var.mul_(0.9).add_(0.1 * variance.detach())
+        return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
+
+
+class KeepingNorm(OwnNorm):
+    keeps = True
+
+
+class WatchingNorm(nn.BatchNorm1d):
+    """Passes samples on, and keeps a mean of them."""
+
+    def forward(self, x):
+        if self.training:
+            self.running_mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return x * self.weight + self.bias + self.running_mean
+
+
+class CountingNorm(nn.BatchNorm1d):
+    """Counts batches, those of all clients unless it is set back."""
+
+    def forward(self, x):
+        if self.training:
+            self.num_batches_tracked.add_(1)
+        return x * self.weight / (1 + self.num_batches_tracked) + self.bias
+
+
+class AddingNorm(nn.BatchNorm1d):
+    """PyTorch's own, and something beside it."""
+
+    def forward(self, x):
+        return super().forward(x) + 0.1 * x
+
+
+def norm_by_hand(width):
+    """A norm of PyTorch's class, whose `forward` was replaced."""
+    norm = nn.BatchNorm1d(width)
+    norm.forward = lambda x: x - x.mean(0)
+    return norm
+
+
+@for_each("norm", [OwnNorm, KeepingNorm, WatchingNorm, CountingNorm, AddingNorm, norm_by_hand])
+def test_a_batch_norm_with_a_forward_of_its_own_sees_the_batches_of_one_client_as_they_are(norm):
+    same_on_engines(lambda: nn.Sequential(nn.Linear(6, 8), norm(8), nn.ReLU(), nn.Linear(8, 3)), F.cross_entropy)

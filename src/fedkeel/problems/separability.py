@@ -20,7 +20,7 @@ from torch.utils import _pytree
 from fedkeel.data.clients import Sample, join_rows
 from fedkeel.errors import FedkeelError
 from fedkeel.kernels.keyed_dropout import KeyedDropout
-from fedkeel.problems.module_state import copy_trained
+from fedkeel.problems.module_state import copy_trained, is_plain
 
 if TYPE_CHECKING:
     from fedkeel.problems.task import Task
@@ -160,10 +160,10 @@ def find_shared_outputs(task: Task) -> frozenset[int]:
 
 
 def train_but_norms(model: nn.Module) -> None:
-    """Have the model compute as in training, but for batch norms, which take no batch of one."""
+    """Have the model compute as in training, but for PyTorch's batch norms, which take no batch of one."""
     model.train()
     for part in model.modules():
-        if isinstance(part, _BatchNorm):
+        if isinstance(part, _BatchNorm) and is_plain(part):
             part.eval()
 
 
