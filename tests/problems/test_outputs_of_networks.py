@@ -7,6 +7,7 @@ import pytest
 import torch
 from for_each import for_each
 from torch import Tensor, nn
+from torch.func import grad
 from torch.nn import functional as F
 
 import fedkeel as fk
@@ -236,3 +237,31 @@ def norm_by_hand(width):
 @for_each("norm", [OwnNorm, KeepingNorm, WatchingNorm, CountingNorm, AddingNorm, norm_by_hand])
 def test_a_batch_norm_with_a_forward_of_its_own_sees_the_batches_of_one_client_as_they_are(norm):
     same_on_engines(lambda: nn.Sequential(nn.Linear(6, 8), norm(8), nn.ReLU(), nn.Linear(8, 3)), F.cross_entropy)
+
+
+def slope_of_copy(net, x):
+    place = x.detach().requires_grad_()
+    return torch.autograd.grad(net.scores(place).square().sum(), place, create_graph=True)[0]
+
+
+def slope_of_layer(net, x):
+    hidden = net.hidden(x)
+    return torch.autograd.grad(net.head(hidden.relu()).square().sum(), hidden, create_graph=True)[0]
+
+
+@for_each("slope", [slope_of_copy, slope_of_layer])
+def test_a_network_that_takes_gradients_inside_is_refused_by_the_stack_alone(slope):
+    def forward(net, x):
+        with torch.enable_grad():
+            return net.scores(x) + slope(net, x)[:, :3]
+
+    train("serial", lambda: Net(forward), F.cross_entropy)
+    with pytest.raises(ModelError, match=r"cannot be stacked: it takes gradients .*test_outputs_of_networks.py, line"):
+        train("stacked", lambda: Net(forward), F.cross_entropy)
+
+
+def test_a_network_that_takes_gradients_by_torch_func_can_be_stacked():
+    def forward(net, x):
+        return net.scores(x) + grad(lambda place: net.scores(place).square().sum())(x)[:, :3]
+
+    same_on_engines(lambda: Net(forward), F.cross_entropy)

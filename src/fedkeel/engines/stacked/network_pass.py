@@ -173,6 +173,7 @@ def convert_output(output: Any, dtype: torch.dtype) -> Any:
 
 
 COMPUTED_AGAIN = "it computes something again for the gradient, as torch.utils.checkpoint does"
+GRADIENTS_INSIDE = "it takes gradients of its own, for which torch.func.grad can be stacked"
 REASONS = {
     "data-dependent control flow": "a turn that it takes depends on data",
     ".item()": "it reads a number out of a tensor",
@@ -186,6 +187,9 @@ REASONS = {
     "accessing `data`": "it uses the data of a tensor (.data), in place of which .detach() can be stacked",
     "inplace arithmetic": "it writes into a tensor that it has made itself",
     "doesn't match the broadcast shape": "it writes into a tensor that it has made itself",
+    "requires_grad_()": GRADIENTS_INSIDE,
+    "does not require grad": GRADIENTS_INSIDE,
+    "inside a functorch transform": GRADIENTS_INSIDE,
     "must only return Tensors": "its output holds something else than tensors, which this method does not take",
 }
 """What PyTorch says of what vmap cannot do, and what that is in plain words."""
@@ -202,7 +206,7 @@ def explain_unstackable(*, turns: bool = False) -> Iterator[None]:
         reason = next((words for part, words in REASONS.items() if part in first), first)
         if unknown := re.search(r"Batching rule not implemented for aten::(\w+)", first):
             reason = f"vmap does not know a function that it calls, {unknown[1]}"
-        elif "vmap" not in first and (reason is first or isinstance(error, ValueError)):
+        elif not re.search("vmap|functorch", first) and (reason is first or isinstance(error, ValueError)):
             raise
         raise ModelError(
             f"this model cannot be stacked: {reason}{find_place(error)}",
