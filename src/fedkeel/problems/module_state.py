@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils import _pytree
 from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
@@ -168,14 +169,20 @@ def list_constants(module: nn.Module) -> list[Tensor]:
     return [tensor for tensor in (*frozen, *fixed) if tensor.is_floating_point()]
 
 
+def is_plain(norm: nn.Module) -> bool:
+    """Whether a norm computes as PyTorch's own do: another may count in its buffers, or take a batch as it likes."""
+    own = (_BatchNorm.forward, nn.SyncBatchNorm.forward, _InstanceNorm.forward)
+    return type(norm).forward in own and "forward" not in vars(norm)
+
+
 def read_counters(module: nn.Module | None) -> dict[str, Tensor]:
-    """The first values of the buffers that belong to no client; those of norms are left out, as they do not change."""
+    """The first values of the buffers that belong to no client, but for PyTorch's norms, which do not read theirs."""
     if module is None:
         return {}
     norms = {n: m for n, m in module.named_modules() if isinstance(m, _NormBase)}
     if any(norm.track_running_stats and norm.momentum is None for norm in norms.values()):
         raise ExperimentError("a norm with momentum=None averages over the batches of all clients.", "momentum=0.1")
-    idle = {f"{name}.{own}".lstrip(".") for name, norm in norms.items() for own in norm._buffers}
+    idle = {f"{name}.{own}".lstrip(".") for name, norm in norms.items() for own in norm._buffers if is_plain(norm)}
     idle.update(name_travelling_buffers(module))
     return {n: b.detach().clone() for n, b in module.named_buffers() if n not in idle}
 
@@ -185,7 +192,7 @@ def only_norms_remember(module: nn.Module | None, call: Callable[[nn.Module], ob
     """Whether a module keeps nothing of its samples but running moments of batch norms; tables do not change."""
     if module is None:
         return True
-    norms = [name for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
+    norms = [name for name, part in module.named_modules() if isinstance(part, _BatchNorm) and is_plain(part)]
     moments = {f"{name}.{kind}".lstrip(".") for name in norms for kind in ("running_mean", "running_var")}
     others = [name for name in name_travelling_buffers(module) if name not in moments]
     if not others:

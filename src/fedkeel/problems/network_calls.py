@@ -102,11 +102,4 @@ def repeats_outputs(task: Task, network: nn.Module, client: int, buffers: Mappin
         with torch.random.fork_rng(devices=list_gpus(task)), suppress(Exception):  # training says what is wrong
             first, _, again = (call(sample) for sample in (given, other, given))
             found += zip(first, again, strict=True)
-    return all(are_alike(one, other, tolerance) for one, other in found if isinstance(one, Tensor))
-
-
-def are_alike(one: Tensor, other: Tensor, tolerance: float) -> bool:
-    """Whether outputs are the same, but for what rounding in another order does."""
-    if not one.is_floating_point():
-        return torch.equal(one, other)
-    return are_near(one.float(), other.float(), tolerance)
+    return all(are_near(one, other, tolerance) for one, other in found if isinstance(one, Tensor))

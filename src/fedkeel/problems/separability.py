@@ -5,23 +5,22 @@ A loss that is not a mean cannot be taken of a padded batch, and a metric that g
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from enum import Enum
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 from fedkeel.data.clients import Sample, join_rows
 from fedkeel.errors import FedkeelError
-from fedkeel.kernels.composites import COMPOSITES
-from fedkeel.kernels.keyed_dropout import DRAWING, KeyedDropout
-from fedkeel.problems.module_state import copy_trained
+from fedkeel.kernels.keyed_dropout import KeyedDropout
+from fedkeel.problems.module_state import copy_trained, is_plain
 
 if TYPE_CHECKING:
     from fedkeel.problems.task import Task
@@ -30,6 +29,8 @@ SHOWN = 8  # clients, and samples of each, on which a loss is tried
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}  # of a network's outputs on a CPU, at most
 KEYS = np.array([0x9E3779B97F4A7C15, 0xD1B54A32D192ED03], dtype=np.uint64)  # of samples, with which `prepare` is tried
 LOW = 0.05  # the same for bfloat16, and for TF32, in which GPUs convolve float32
+PLAIN = (int, float, complex, str, bytes, Enum, torch.Size, torch.dtype, torch.device, NoneType)
+"""What an output may hold besides tensors: no numbers of samples."""
 
 
 @torch.no_grad()
@@ -103,12 +104,17 @@ def samples_stay_apart(task: Task) -> bool:
         return False  # only gradients show it
     tensors = task.prepare(task.clients.rows(client, places))
     with torch.random.fork_rng(devices=[]):
-        return all(stay_apart(task, model, tensors) for model in list_models(task) if isinstance(model, nn.Module))
+        return all(
+            stay_apart(task, model, tensors, turn)
+            for model in list_models(task)
+            for turn in (train_but_norms, nn.Module.eval)
+            if isinstance(model, nn.Module)
+        )
 
 
-def stay_apart(task: Task, model: nn.Module, tensors: Sample) -> bool:
+def stay_apart(task: Task, model: nn.Module, tensors: Sample, turn: Callable[[nn.Module], object]) -> bool:
     """Whether the model's outputs for some samples are those of half of them, and of one."""
-    train_but_norms(model)
+    turn(model)
 
     def predict(count: int) -> list[Any]:
         key = torch.zeros((), dtype=torch.int64, device=task.device)
@@ -117,87 +123,40 @@ def stay_apart(task: Task, model: nn.Module, tensors: Sample) -> bool:
 
     exact = task.device.type == "cpu" or task.compute == torch.float64
     tolerance, whole = ROUNDING.get(task.compute, LOW) if exact else LOW, len(tensors[0])
-    for count in {whole // 2, 1}:
-        try:
-            pairs = list(zip(predict(whole), predict(count), strict=True))
-        except (RuntimeError, ValueError):
-            return False
-        outputs = [(one, other) for one, other in pairs if isinstance(one, Tensor) and one.shape[:1] == (whole,)]
-        if not all(are_near(one[:count], other, tolerance) for one, other in outputs if one.is_floating_point()):
-            return False
-    return True
-
-
-def train_but_norms(model: nn.Module) -> None:
-    """Have the model compute as in training, but for batch norms, which take no batch of one."""
-    model.train()
-    for part in model.modules():
-        if isinstance(part, _BatchNorm):
-            part.eval()
-
-
-def are_near(one: Tensor, other: Tensor, tolerance: float) -> bool:
-    one, other = one.nan_to_num(), other.nan_to_num()
-    return one.shape == other.shape and bool((one - other).norm() <= tolerance * one.norm())
-
-
-@torch.enable_grad()
-def draws_when_trained(task: Task) -> bool:
-    """Whether a network or the loss draws random numbers in training by functions such as F.dropout or torch.randn."""
-    client = int(task.clients.sizes.argmax())
-    if task.clients.sizes[client] == 0:
-        return False
-    if getattr(task.problem.loss, "stochastic", False):
-        return True
     try:
-        model = task.initial.named() if task.module is None else copy_trained(task.module)
-        if isinstance(model, nn.Module):
-            train_but_norms(model)
-        gpus = list_gpus(task)
-        with torch.random.fork_rng(devices=gpus):
-            before = read_generators(gpus)
-            places = np.array([0, task.clients.sizes[client] - 1])  # two: a permutation of one draws nothing
-            tensors = task.prepare(task.clients.rows(client, places))
-            task.losses(model, tensors, task.predict(model, tensors))
-            return any(not torch.equal(a, b) for a, b in zip(before, read_generators(gpus), strict=True))
-    except Exception:  # try_out says what is wrong with such a network
+        outputs = predict(whole)
+        return all(
+            is_of_samples(one, other, count, tolerance)
+            for count in {whole // 2, 1}
+            for one, other in zip(outputs, predict(count), strict=True)
+        )
+    except (RuntimeError, ValueError):
         return False
 
 
-class NoteDraws(TorchFunctionMode):
-    """Notes whether functions are called that may draw random numbers."""
+def is_of_samples(one: Any, other: Any, count: int, tolerance: float) -> bool:
+    """Whether a part of an output for all samples agrees with that for the first ones.
 
-    drawn = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        self.drawn |= func in DRAWING or func in COMPOSITES
-        return func(*args, **(kwargs or {}))
-
-
-@torch.enable_grad()
-def draws_for_gradient(task: Task) -> bool:
-    """Whether a network draws random numbers once more for the gradient: checkpoints compute their layers again."""
-    client = int(task.clients.sizes.argmax())
-    if task.module is None or task.clients.sizes[client] == 0:
-        return False
-    try:
-        model = copy_trained(task.module)
-        train_but_norms(model)
-        with torch.random.fork_rng(devices=list_gpus(task)), warnings.catch_warnings(action="ignore"):
-            tensors = task.prepare(task.clients.rows(client, np.array([0, task.clients.sizes[client] - 1])))
-            loss = task.losses(model, tensors, task.predict(model, tensors)).sum()
-            slope = (torch.ones_like(loss),)
-            run: Any = torch.autograd.Variable._execution_engine  # loss.backward() would run outside of the mode
-            with NoteDraws() as seen:
-                run.run_backward((loss,), slope, False, False, (), allow_unreachable=True, accumulate_grad=True)
-            return seen.drawn
-    except Exception:  # try_out says what is wrong with such a network
-        return False
+    A part without an axis of samples, such as a learned variance, must be the same: a mean over samples may be near.
+    """
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return isinstance(one, PLAIN) and bool(one == other)
+    if one.shape == other.shape:
+        return are_near(one, other, 0.0)
+    return one.dim() == other.dim() and are_near(one[:count], other, tolerance)
 
 
-def read_generators(gpus: Iterable[torch.device]) -> list[Tensor]:
-    """The states of PyTorch's generators: that of the CPU too, from which torch.randperm draws on any device."""
-    return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, gpus)]
+@torch.no_grad()
+def find_shared_outputs(task: Task) -> frozenset[int]:
+    """Find the parts of an output in training that have no axis of samples; one of their own may be as long."""
+    if task.module is None or task.clients.sizes.max() < 2:
+        return frozenset()
+    model = copy_trained(task.module)
+    train_but_norms(model)
+    with torch.random.fork_rng(devices=list_gpus(task)):
+        alone, pair = (_pytree.tree_leaves(task.try_first(count, model)) for count in (1, 2))
+    both = enumerate(zip(alone, pair, strict=True))
+    return frozenset(i for i, (one, two) in both if isinstance(one, Tensor) and one.shape == two.shape)
 
 
 def list_gpus(task: Task) -> list[torch.device]:
@@ -205,21 +164,21 @@ def list_gpus(task: Task) -> list[torch.device]:
     return [task.device] if task.device.type == "cuda" else []
 
 
-def augments_by_keys(task: Task) -> bool:
-    """Whether a problem's own `prepare` gives other samples with keys than without."""
-    client = int(task.clients.sizes.argmax())
-    size = int(task.clients.sizes[client])
-    if task.problem.prepare is None or size == 0:
-        return False
-    rows = spread(size)
-    try:
-        plain, *others = (
-            task.prepare(task.clients.rows(client, rows), keys)
-            for keys in (None, *(np.arange(1, len(rows) + 1, dtype=np.uint64) * factor for factor in KEYS))
-        )
-    except Exception:  # it takes no keys
-        return False
-    return any(not torch.equal(a, b) for other in others for a, b in zip(plain, other, strict=True))
+def train_but_norms(model: nn.Module) -> None:
+    """Have the model compute as in training, but for PyTorch's batch norms, which take no batch of one."""
+    model.train()
+    for part in model.modules():
+        if isinstance(part, _BatchNorm) and is_plain(part):
+            part.eval()
+
+
+def are_near(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    if one.is_complex() and other.is_complex():
+        one, other = torch.view_as_real(one), torch.view_as_real(other)
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    one, other = one.nan_to_num(), other.nan_to_num()
+    return one.shape == other.shape and bool((one - other).norm() <= tolerance * one.norm())
 
 
 @torch.no_grad()

@@ -21,14 +21,8 @@ from fedkeel.problems.calling import as_given, call_mixed, call_network, find_cl
 from fedkeel.problems.module_state import Place
 from fedkeel.problems.predictions import find_hits
 from fedkeel.problems.problem import Problem, digest_tensors
-from fedkeel.problems.separability import (
-    augments_by_keys,
-    draws_for_gradient,
-    draws_when_trained,
-    find_whole_metrics,
-    loss_is_a_mean,
-    loss_is_one_number,
-)
+from fedkeel.problems.random_draws import augments_by_keys, draws_for_gradient, draws_when_trained
+from fedkeel.problems.separability import find_whole_metrics, loss_is_a_mean, loss_is_one_number
 
 CLIENT = "client "
 """The split of one client's own test set is called `client 17`."""

@@ -24,6 +24,7 @@ from fedkeel.data.clients import Sample
 from fedkeel.engines.stacked.network_pass import (
     ModuleCaller,
     NetworkReport,
+    convert_output,
     explain_unstackable,
     join_gradients,
     lower_frozen,
@@ -40,7 +41,7 @@ from fedkeel.kernels.side_stream import SideStream
 from fedkeel.problems.calling import read_features
 from fedkeel.problems.gradients import DETACHED
 from fedkeel.problems.module_state import only_norms_remember
-from fedkeel.problems.separability import samples_stay_apart
+from fedkeel.problems.separability import find_shared_outputs, samples_stay_apart
 from fedkeel.problems.task import Task
 
 ModelOrParams = nn.Module | Mapping[str, Tensor]
@@ -85,6 +86,7 @@ class StackedWorkspace:
             and (self.by_kernels or samples_stay_apart(task))
         )
         self.report.fills_up = self.separable
+        self.shared = find_shared_outputs(task) if self.separable and not self.by_kernels else frozenset[int]()
 
     def __call__(
         self, params: Tree, batch: StackedBatch, objective: Objective, message: State, buffers: Tree | None
@@ -138,8 +140,7 @@ class StackedWorkspace:
         def loss(model: ModelOrParams) -> Tensor:
             with StackedFunctions(at, leaves, self.lowered, self.report.tally, given.key) as functions:
                 output = functions.finish(self.task.output(model, tensors, aim.objective, given.key))
-            output = _pytree.tree_map(lambda part: None if part is None else part.to(self.task.dtype), output)
-            return self.reduce_losses(aim, model, tensors, output, given)
+            return self.reduce_losses(aim, model, tensors, convert_output(output, self.task.dtype), given)
 
         if self.inside is None:
             return loss(leaves), {}
@@ -169,13 +170,16 @@ class StackedWorkspace:
     def losses_by_sample(self, model: ModelOrParams, tensors: Sample, output: Any) -> Tensor:
         """Compute the loss of each sample, for a loss that returns the mean of a batch."""
 
-        def one(tensors: Sample, output: Any) -> Tensor:
-            single = tuple(t.unsqueeze(0) for t in tensors)
-            return self.task.losses(
-                model, single, _pytree.tree_map_only(Tensor, lambda part: part.unsqueeze(0), output)
-            )
+        parts, form = _pytree.tree_flatten(output)
+        places = [i for i, part in enumerate(parts) if isinstance(part, Tensor) and i not in self.shared]
 
-        return vmap(one, in_dims=(0, None if output is None else 0))(tensors, output)
+        def one(tensors: Sample, *given: Tensor) -> Tensor:
+            single = tuple(t.unsqueeze(0) for t in tensors)
+            alone = dict(zip(places, (part.unsqueeze(0) for part in given), strict=True))
+            mine = [alone.get(i, part) for i, part in enumerate(parts)]
+            return self.task.losses(model, single, _pytree.tree_unflatten(mine, form))
+
+        return vmap(one)(tensors, *(parts[i] for i in places))
 
     @torch.no_grad()
     def reference(self, batch: StackedBatch, aim: Target, buffers: Tree | None) -> Tensor | None:
@@ -202,14 +206,14 @@ class StackedWorkspace:
         self.inside.eval()
         try:
             with explain_unstackable():
-                output: Tensor = vmap(one, in_dims=(aim.message_axis, None if shared or state is None else 0, 0))(
+                output = vmap(one, in_dims=(aim.message_axis, None if shared or state is None else 0, 0))(
                     dict(aim.message[aim.objective.teacher].items()),
                     {} if state is None else dict(state.items()),
                     self.lower_inputs(batch),
                 )
         finally:
             self.inside.train()
-        return output.to(self.task.dtype)
+        return convert_output(output, self.task.dtype)
 
     def gradient_by_size(self, params: Tree, batch: StackedBatch, aim: Target, buffers: Tree | None) -> Gradient:
         """Take the gradients of clients with batches of one size at a time, none of them filled up."""
@@ -260,8 +264,7 @@ class KernelWorkspace(StackedWorkspace):
             output: Any = forward(module, frame, batch.tensors[0])
             if watched is not None:
                 output = (output, read_features(watched.given))
-            output = _pytree.tree_map(lambda part: part.to(self.task.dtype), output)
-            losses = self.losses(module, batch, aim, output, reference)
+            losses = self.losses(module, batch, aim, convert_output(output, self.task.dtype), reference)
         if not aim.objective.differentiable:
             side.join()
             return Gradient(params.zeros(), losses, after)

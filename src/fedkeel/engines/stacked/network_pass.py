@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils import _pytree
 
 from fedkeel.core.trees import Tree
 from fedkeel.errors import ModelError
@@ -24,6 +25,7 @@ from fedkeel.kernels.operators import StackedPass
 from fedkeel.kernels.shortened import shorten
 from fedkeel.problems.calling import without_turns
 from fedkeel.problems.module_state import list_constants
+from fedkeel.problems.separability import PLAIN
 from fedkeel.problems.task import Task
 
 
@@ -154,7 +156,24 @@ def join_gradients(at: StackedPass, found: dict[str, Tensor | None]) -> Tree:
     return at.into
 
 
+def convert_output(output: Any, dtype: torch.dtype) -> Any:
+    """Bring the real numbers of a network's output to a precision; refuse objects, whose tensors cannot be found."""
+
+    def convert(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            return part.to(dtype) if part.is_floating_point() else part
+        if isinstance(part, PLAIN):
+            return part
+        raise ModelError(
+            f"this model cannot be stacked: its output holds an object of class {type(part).__name__}.",
+            "return tensors, alone or in a tuple, a list or a dict; or use --engine auto or serial",
+        )
+
+    return _pytree.tree_map(convert, output)
+
+
 COMPUTED_AGAIN = "it computes something again for the gradient, as torch.utils.checkpoint does"
+GRADIENTS_INSIDE = "it takes gradients of its own, for which torch.func.grad can be stacked"
 REASONS = {
     "data-dependent control flow": "a turn that it takes depends on data",
     ".item()": "it reads a number out of a tensor",
@@ -168,6 +187,10 @@ REASONS = {
     "accessing `data`": "it uses the data of a tensor (.data), in place of which .detach() can be stacked",
     "inplace arithmetic": "it writes into a tensor that it has made itself",
     "doesn't match the broadcast shape": "it writes into a tensor that it has made itself",
+    "requires_grad_()": GRADIENTS_INSIDE,
+    "does not require grad": GRADIENTS_INSIDE,
+    "inside a functorch transform": GRADIENTS_INSIDE,
+    "must only return Tensors": "its output holds something else than tensors, which this method does not take",
 }
 """What PyTorch says of what vmap cannot do, and what that is in plain words."""
 
@@ -178,12 +201,12 @@ def explain_unstackable(*, turns: bool = False) -> Iterator[None]:
     try:
         with nullcontext() if turns else without_turns():
             yield
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         first = str(error).split("\n", 1)[0]
         reason = next((words for part, words in REASONS.items() if part in first), first)
         if unknown := re.search(r"Batching rule not implemented for aten::(\w+)", first):
             reason = f"vmap does not know a function that it calls, {unknown[1]}"
-        elif reason is first and "vmap" not in first:
+        elif not re.search("vmap|functorch", first) and (reason is first or isinstance(error, ValueError)):
             raise
         raise ModelError(
             f"this model cannot be stacked: {reason}{find_place(error)}",
