@@ -20,6 +20,7 @@ from fedkeel.core.states import write_text
 from fedkeel.errors import ExperimentError, FolderError, RequestError, writing
 from fedkeel.federation.local_data import FOLDER, PARTITION, describe_form
 from fedkeel.federation.own_problem import describe_sample
+from fedkeel.federation.scoring_place import check_validation
 from fedkeel.federation.site_files import LABEL, read_column
 from fedkeel.importing import path_with_here
 from fedkeel.methods.named import own_names
@@ -67,6 +68,7 @@ def export(
         saved["problem"] = problem
     if data not in (PARTITION, FOLDER) and ":" not in data:
         raise RequestError(f"unknown source of data: {data}", "use partition, folder or module:function")
+    check_validation(experiment.plan.validation, data)
     own = [name for name in (data, problem, *own_names(experiment.save())) if name is not None and ":" in name]
     if made := next((name for name in own if name.startswith((PYTHON, "__main__:"))), None):
         raise ExperimentError(

@@ -1,0 +1,71 @@
+"""Models are scored where the data are: what the server would score on data that it lacks is refused or left out."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
+
+from federations import InProcess
+
+import fedkeel as fk
+from fedkeel.errors import RequestError
+from fedkeel.federation.apps import node_of, serve
+from fedkeel.federation.export import export
+
+
+def experiment(changes=None, **settings):
+    one = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
+    problem = fk.Problem(
+        model=torch.nn.Linear(2, 2), loss=functional.cross_entropy, clients=[one], classes=2, **changes or {}
+    )
+    given = dict(problem=problem, method="fedavg", rounds=2, participation=1.0, epochs=1, batch_size=4, lr=0.1)
+    return fk.Experiment(**given | settings)
+
+
+def write_sites(folder):
+    for client in range(3):
+        rows = [f"{(7 * row + client) % 5},{row % 3},{row % 2}" for row in range(10)]
+        (folder / f"site-{client}").mkdir()
+        (folder / f"site-{client}" / "t.csv").write_text("\n".join(["x,y,label", *rows, ""]))
+
+
+def train(exp, folder, **how):
+    config = {
+        "data": "folder",
+        "clients": 3,
+        "columns": "x,y",
+        "label": "label",
+        "site-test": how.get("site_test", 0.0),
+    }
+    grid = InProcess(
+        fk.Experiment(dataset="digits", model="logistic", partition="iid:clients=3"),
+        node_of=lambda context: node_of(exp, context),
+        settings=lambda client: {"data-dir": str(folder / f"site-{client}")},
+        run_config=config,
+    )
+    return serve(exp, grid, out=folder / "run", source="folder", clients=3, wait=0.0, config=config, **how)
+
+
+def test_validation_of_data_that_the_server_cannot_see_is_refused(tmp_path):
+    write_sites(tmp_path)
+    with pytest.raises(RequestError, match="the server, which cannot see the nodes' own data") as refused:
+        train(experiment(validation=0.2), tmp_path)
+    assert "site-test" in refused.value.hint
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_app_with_such_validation_is_not_written(tmp_path):
+    exp = fk.Experiment(dataset="digits", model="logistic", partition="iid:clients=3", validation=0.2)
+    with pytest.raises(RequestError, match=r"validation = 0\.2"):
+        export(exp, tmp_path / "app", data="folder", clients=3)
+    export(exp, tmp_path / "app")
+
+
+def test_metrics_of_all_predictions_are_left_out_where_the_sites_test(tmp_path, caplog):
+    write_sites(tmp_path)
+    done = train(experiment({"metrics": ["f1"]}), tmp_path, site_test=0.3)
+    assert "f1" not in done.records[-1].extra
+    assert done.records[-1].accuracy is not None
+    told = [line for line in caplog.messages if "all predictions" in line]
+    assert told == ["the sites test the model, so nothing measures what needs all predictions: f1"]
