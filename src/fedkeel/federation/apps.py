@@ -28,7 +28,7 @@ from fedkeel.engines.flower.node_registry import NodeRegistry
 from fedkeel.engines.flower.site_ledger import SiteLedger, sites_file
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.errors import FedkeelError, FolderError, RequestError
+from fedkeel.errors import FedkeelError, FolderError, RequestError, blame_own_code
 from fedkeel.federation.handshake import describe_side
 from fedkeel.federation.local_data import PARTITION, node_problem, server_problem
 from fedkeel.federation.membership import BOUNDS, FIXED, NODES, SIZES, ask_sizes, beside, read_owners
@@ -42,6 +42,7 @@ from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.record import RoundRecord
 from fedkeel.runs.start import Place, prepare, session
+from fedkeel.text import in_one_line
 from fedkeel.typed_values import read_values
 
 log = logging.getLogger("fedkeel")
@@ -162,6 +163,13 @@ def tell_errors(out: Path, history: int = 0) -> Iterator[Operations]:
         if watch is not None:
             watch.stop(line)
         raise ServerStopped(line) from None
+    except Exception as error:  # of code of one's own, or a mistake of fedkeel's: Flower logs its traceback
+        own = blame_own_code(error)
+        line = f"{type(error).__name__}: {in_one_line(error)}" if own is None else own.message
+        log.error("%s", line)
+        if watch is not None:
+            watch.stop(line)
+        raise
 
 
 def serve(
