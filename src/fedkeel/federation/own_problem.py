@@ -23,6 +23,8 @@ LOADER = Kind("loader", object, makers=True, hint="write def read(settings): ret
 class SiteRows:
     """The data of one client, on its own node; the others have none here."""
 
+    own = True
+
     def __init__(
         self, client: int, clients: int, parts: Sequence[Any], chosen: Rows, names: tuple[str, ...] | None = None
     ):
