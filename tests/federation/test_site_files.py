@@ -5,8 +5,11 @@ import re
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
+import fedkeel as fk
 from fedkeel.errors import DataError
+from fedkeel.federation.export import export
 from fedkeel.federation.site_files import read_site_files
 
 
@@ -57,6 +60,31 @@ def test_a_column_with_values_outside_of_its_range_is_refused(tmp_path):
     for wrong in ("x=5", "x=2:1", "x=0:nan", "x=a:b", "x=1:2:3"):
         with pytest.raises(DataError, match="the range of column x is not low:high"):
             read_site_files(folder, [wrong, "y"], "label", form)
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ("x,label", r"^--columns names the label, label, as an input\.$"),
+        ("x,label=0:1", r"^--columns names the label, label, as an input\.$"),
+        ("x,x", r"^--columns names x twice\.$"),
+        ("x,x=0:9", r"^--columns names x twice\.$"),
+        ("x", r"^--columns names 1 column, and the problem takes 2\.$"),
+        ("x,y,z", r"^--columns names 3 columns, and the problem takes 2\.$"),
+    ],
+)
+def test_columns_that_cannot_be_are_refused_by_export_and_at_the_site(tmp_path, columns, told):
+    form = torch.zeros(1, 2), torch.zeros(1).long()
+    problem = fk.Problem(model=torch.nn.Linear(2, 2), loss=functional.cross_entropy, clients=[form], classes=2)
+    with pytest.raises(DataError) as refused:
+        export(
+            fk.Experiment(problem=problem), tmp_path / "app", data="folder", clients=3, problem="m:p", columns=columns
+        )
+    assert re.search(told, refused.value.message)
+    assert not (tmp_path / "app").exists()
+    with pytest.raises(DataError) as refused:
+        read_site_files(write(tmp_path / "a", "x,y,z,label\n1,2,3,0\n"), columns.split(","), "label", form)
+    assert re.search(told, refused.value.message)
 
 
 def test_parquet_tables_are_read_as_csv_tables_are(tmp_path):

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedkeel.data.storage.pictures import decode_image
 from fedkeel.data.tables import SUFFIXES
 from fedkeel.errors import DataError, nearest
-from fedkeel.text import first_line
+from fedkeel.text import first_line, plural
 
 IMAGES = (".png", ".jpg", ".jpeg")
 LABEL = "label"
@@ -45,6 +45,25 @@ def read_column(word: str) -> Column:
     return Column(name.strip(), low, high)
 
 
+def read_columns(words: Sequence[str], label: str) -> list[Column]:
+    """Read all columns of inputs: each is there once, and the label is none of them."""
+    columns = [read_column(word) for word in words]
+    names = [column.name for column in columns]
+    if twice := next((name for place, name in enumerate(names) if name in names[:place]), None):
+        raise DataError(f"--columns names {twice} twice.", "name each column of inputs once")
+    if label in names:
+        raise DataError(f"--columns names the label, {label}, as an input.", "leave it out, or give another --label")
+    return columns
+
+
+def check_count(columns: Sequence[Column], like: Sample) -> None:
+    """Refuse another number of named columns than a sample has inputs."""
+    width = like[0].shape[1:].numel()
+    if columns and len(columns) != width:
+        line = f"--columns names {plural(len(columns), 'column')}, and the problem takes {width}."
+        raise DataError(line, f"a sample's inputs have the shape {tuple(like[0].shape[1:])}")
+
+
 def read_site_files(folder: Path, columns: Sequence[str], label: str, like: Sample) -> Sample:
     """Read all files of a folder as inputs and labels of the form of `like`, one sample of the problem."""
     if len(like) != 2:
@@ -63,7 +82,8 @@ def read_site_files(folder: Path, columns: Sequence[str], label: str, like: Samp
         raise DataError(f"{folder} holds tables and classes of images.", "keep one kind, or set data-dir to a table")
     if classes:
         return read_images(classes, like)
-    named = [read_column(word) for word in columns]
+    named = read_columns(columns, label)
+    check_count(named, like)
     parts = [read_table(file, named, label, like) for file in files]
     return tuple(torch.cat(part) for part in zip(*parts, strict=True))
 
