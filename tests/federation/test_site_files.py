@@ -87,6 +87,27 @@ def test_columns_that_cannot_be_are_refused_by_export_and_at_the_site(tmp_path, 
     assert re.search(told, refused.value.message)
 
 
+@pytest.mark.parametrize(
+    ("inputs", "labels", "row", "told"),
+    [
+        (torch.int64, torch.int64, "1.9,0", r"^column x of .* has 1 of 2 values that int64 cannot hold\.$"),
+        (torch.int64, torch.int64, "1e300,0", r"^column x of .* has 1 of 2 values that int64 cannot hold\.$"),
+        (torch.uint8, torch.int64, "260,0", r"^column x of .* has 1 of 2 values that uint8 cannot hold\.$"),
+        (torch.uint8, torch.int64, "-1,0", r"^column x of .* has 1 of 2 values that uint8 cannot hold\.$"),
+        (torch.bool, torch.int64, "2,0", r"^column x of .* has 1 of 2 values that bool cannot hold\.$"),
+        (torch.float32, torch.bool, "1,2", r"^column label of .* has 1 of 2 values that bool cannot hold\.$"),
+        (torch.float32, torch.uint8, "1,256", r"^column label of .* has 1 of 2 values that uint8 cannot hold\.$"),
+    ],
+)
+def test_values_that_the_type_of_the_problem_would_change_are_refused(tmp_path, inputs, labels, row, told):
+    form = torch.zeros(1, 1, dtype=inputs), torch.zeros(1, dtype=labels)
+    with pytest.raises(DataError) as refused:
+        read_site_files(write(tmp_path / "a", f"x,label\n1,0\n{row}\n"), ["x"], "label", form)
+    assert re.search(told, refused.value.message)
+    x, y = read_site_files(write(tmp_path / "a", "x,label\n1,0\n0,1\n"), ["x"], "label", form)
+    assert (x.dtype, y.dtype, x.tolist(), y.tolist()) == (inputs, labels, [[1], [0]], [0, 1])
+
+
 def test_parquet_tables_are_read_as_csv_tables_are(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

@@ -20,6 +20,7 @@ from fedkeel.text import first_line, plural
 IMAGES = (".png", ".jpg", ".jpeg")
 LABEL = "label"
 FILES = "put CSV or Parquet files there, or images in a folder for each class: 0/one.png, 1/two.png"
+EXACT = (1 << 53) - 1  # up to here a float64, as which cells are read, holds every whole number
 Sample = tuple[Tensor, ...]
 
 
@@ -109,10 +110,27 @@ def read_table(file: Path, columns: Sequence[Column], label: str, like: Sample) 
     if not like[1].is_floating_point() and not np.array_equal(target, np.round(target)):
         line = f"column {label} of {file} holds fractions, and the label of this problem is a class."
         raise DataError(line, "write classes as 0, 1, 2, or name another column with --label")
+    for name in wanted:
+        check_type(f"column {name} of {file}", numbers[name], like[0].dtype)
+    check_type(f"column {label} of {file}", target, like[1].dtype)
     return (
         torch.from_numpy(inputs).reshape(-1, *like[0].shape[1:]).to(like[0].dtype),
         torch.from_numpy(target).reshape(-1, *like[1].shape[1:]).to(like[1].dtype),
     )
+
+
+def check_type(whose: str, values: NDArray[np.float64], dtype: torch.dtype) -> None:
+    """Refuse numbers that the whole or logical numbers of a problem's sample would change."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return
+    low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    low, high = max(low, -EXACT), min(high, EXACT)
+    if changed := int(((values != np.round(values)) | (values < low) | (values > high)).sum()):
+        kind = str(dtype).removeprefix("torch.")
+        raise DataError(
+            f"{whose} has {changed} of {len(values)} values that {kind} cannot hold.",
+            f"the problem's sample has whole numbers from {low} to {high}: correct the values, or give it another type",
+        )
 
 
 def check_range(file: Path, column: Column, values: NDArray[np.float64]) -> None:
@@ -187,6 +205,7 @@ def read_images(classes: Sequence[Path], like: Sample) -> Sample:
             labels.append(int(folder.name))
     if not pictures:
         raise DataError(f"{classes[0].parent} holds no image.", f"they end in {', '.join(IMAGES)}")
+    check_type(f"the classes of {classes[0].parent}", np.array(labels, np.float64), like[1].dtype)
     inputs = torch.stack(pictures)
     if like[0].is_floating_point():
         inputs = inputs.to(like[0].dtype) / 255
