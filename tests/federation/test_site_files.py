@@ -108,6 +108,24 @@ def test_values_that_the_type_of_the_problem_would_change_are_refused(tmp_path, 
     assert (x.dtype, y.dtype, x.tolist(), y.tolist()) == (inputs, labels, [[1], [0]], [0, 1])
 
 
+@pytest.mark.parametrize("name", ["more.csv.gz", "more.tsv", "more.XLSX", "sub/more.csv", "sub/one.png", "sub/a.tsv"])
+def test_files_that_would_not_be_read_are_refused(tmp_path, name):
+    folder, form = write(tmp_path / "a", "x,label\n1,0\n"), (torch.zeros(1, 1), torch.zeros(1).long())
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("x,label\n2,1\n")
+    with pytest.raises(DataError, match="would not be read: ") as refused:
+        read_site_files(folder, ["x"], "label", form)
+    assert name.partition("/")[0] in refused.value.message
+
+
+def test_files_that_other_programs_hide_are_not_read(tmp_path):
+    folder, form = write(tmp_path / "a", "x,label\n1,0\n"), (torch.zeros(1, 1), torch.zeros(1).long())
+    for name in ("._t.csv", ".~lock.t.csv", "~t.csv", ".cache/t.csv", "notes.txt", "old/notes.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("x,label\n9,1\n")
+    assert read_site_files(folder, ["x"], "label", form)[0].tolist() == [[1.0]]
+
+
 def test_parquet_tables_are_read_as_csv_tables_are(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.data.storage.pictures import decode_image
-from fedkeel.data.tables import SUFFIXES
+from fedkeel.data.tables import SUFFIXES, refuse_others
 from fedkeel.errors import DataError, nearest
 from fedkeel.text import first_line, plural
 
@@ -73,8 +73,11 @@ def read_site_files(folder: Path, columns: Sequence[str], label: str, like: Samp
             "write a loader: --data module:function",
         )
     try:
-        files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
-        classes = sorted(path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal())
+        inside = list_visible(folder)
+        files = [path for path in inside if path.suffix.lower() in SUFFIXES and path.is_file()]
+        classes = [path for path in inside if path.is_dir() and path.name.isdecimal()]
+        refuse_others(folder)
+        refuse_folders(folder, [path for path in inside if path.is_dir() and path not in classes])
     except OSError as error:
         raise DataError(f"cannot read the data of this node: {folder}: {error.strerror}", FILES) from None
     if not files and not classes:
@@ -87,6 +90,18 @@ def read_site_files(folder: Path, columns: Sequence[str], label: str, like: Samp
     check_count(named, like)
     parts = [read_table(file, named, label, like) for file in files]
     return tuple(torch.cat(part) for part in zip(*parts, strict=True))
+
+
+def list_visible(folder: Path) -> list[Path]:
+    """List what is in a folder, but for what other programs hide there: ._one.csv, .~lock.one.csv, ~one.csv."""
+    return sorted(path for path in folder.iterdir() if path.name[0] not in ".~")
+
+
+def refuse_folders(folder: Path, others: Sequence[Path]) -> None:
+    """Refuse folders with tables or images that would not be read."""
+    kinds = (*SUFFIXES, *IMAGES)
+    if names := [one.name for one in others if any(path.suffix.lower() in kinds for path in list_visible(one))]:
+        raise DataError(f"{folder} holds folders that would not be read: {', '.join(names)}.", FILES)
 
 
 # ---- tables --------------------------------------------------------------------------------------------------------
@@ -199,7 +214,7 @@ def read_images(classes: Sequence[Path], like: Sample) -> Sample:
         raise DataError(line, "put tables there, or write a loader: --data module:function")
     pictures, labels = list[Tensor](), list[int]()
     for folder in classes:
-        for file in sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGES):
+        for file in [path for path in list_visible(folder) if path.suffix.lower() in IMAGES]:
             image = torch.from_numpy(decode_image(str(file), file.read_bytes(), shape, resize=True).copy())
             pictures.append(image.unsqueeze(0) if image.dim() == 2 else image.permute(2, 0, 1))
             labels.append(int(folder.name))
