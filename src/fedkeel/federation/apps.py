@@ -215,7 +215,7 @@ def serve(
         if bind:
             roster.on_join = lambda: write_text(beside(out, NODES), json.dumps(roster.owners))
         if problem is None:
-            roster.side = describe_without_sizes(plan, count)
+            roster.side, roster.takes_empty = describe_without_sizes(plan, count), False
             sizes = ask_sizes(out, roster, wait, terms, membership)
             problem, count = server_problem(plan, sizes, test, config, site_test > 0), sum(size > 0 for size in sizes)
         prepared = prepare(experiment, out, on, closing, problem)
