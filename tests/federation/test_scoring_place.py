@@ -7,9 +7,11 @@ from torch.nn import functional
 pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
 
 from federations import InProcess
+from typer.testing import CliRunner
 
 import fedkeel as fk
-from fedkeel.errors import RequestError
+from fedkeel.cli.main import app as commands
+from fedkeel.errors import ExperimentError, RequestError
 from fedkeel.federation.apps import node_of, serve
 from fedkeel.federation.export import export
 
@@ -64,8 +66,24 @@ def test_an_app_with_such_validation_is_not_written(tmp_path):
 
 def test_metrics_of_all_predictions_are_left_out_where_the_sites_test(tmp_path, caplog):
     write_sites(tmp_path)
-    done = train(experiment({"metrics": ["f1"]}), tmp_path, site_test=0.3)
+    done = train(experiment({"metrics": ["f1", "auc"]}), tmp_path, site_test=0.3)
     assert "f1" not in done.records[-1].extra
     assert done.records[-1].accuracy is not None
+    assert 0 <= done.records[-1].extra["auc"] <= 1  # the sites count for it
     told = [line for line in caplog.messages if "all predictions" in line]
     assert told == ["the sites test the model, so nothing measures what needs all predictions: f1"]
+
+
+def test_clients_own_models_are_not_judged_on_data_of_the_nodes_own(tmp_path):
+    write_sites(tmp_path)
+    with pytest.raises(ExperimentError, match="no test sets of their own") as refused:
+        train(experiment(evaluation={"share": 0.2}), tmp_path)
+    assert refused.value.hint.startswith("leave out evaluation; site-test = 0.2 ")
+
+
+def test_a_problem_of_a_program_is_named_to_be_exported(tmp_path):
+    fk.run(experiment(rounds=1), out=tmp_path / "run", engine="serial")
+    said = CliRunner().invoke(commands, ["export", "flower", str(tmp_path / "run"), str(tmp_path / "app")])
+    assert said.exit_code != 0
+    assert "--problem" not in said.output + str(said.exception)
+    assert "fedkeel export flower MODULE:NAME DIR" in said.output + str(said.exception)

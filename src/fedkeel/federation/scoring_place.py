@@ -35,5 +35,6 @@ def check_site_test(share: float, source: str, test: str) -> None:
 
 def note_unmeasured(task: Task) -> None:
     """Log which metrics tests at the sites leave out: those of all predictions, which no place has."""
-    if names := sorted(task.whole_metrics):
+    by_counts = {"auc"} if task.module is not None and task.problem.classes else set()
+    if names := sorted(task.whole_metrics - by_counts):
         log.warning("the sites test the model, so nothing measures what needs all predictions: %s", ", ".join(names))
