@@ -1,5 +1,9 @@
 """Models are scored where the data are: what the server would score on data that it lacks is refused or left out."""
 
+import sys
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -32,9 +36,9 @@ def write_sites(folder):
         (folder / f"site-{client}" / "t.csv").write_text("\n".join(["x,y,label", *rows, ""]))
 
 
-def train(exp, folder, **how):
+def train(exp, folder, source="folder", **how):
     config = {
-        "data": "folder",
+        "data": source,
         "clients": 3,
         "columns": "x,y",
         "label": "label",
@@ -46,7 +50,7 @@ def train(exp, folder, **how):
         settings=lambda client: {"data-dir": str(folder / f"site-{client}")},
         run_config=config,
     )
-    return serve(exp, grid, out=folder / "run", source="folder", clients=3, wait=0.0, config=config, **how)
+    return serve(exp, grid, out=folder / "run", source=source, clients=3, wait=0.0, config=config, **how)
 
 
 def test_validation_of_data_that_the_server_cannot_see_is_refused(tmp_path):
@@ -87,3 +91,20 @@ def test_a_problem_of_a_program_is_named_to_be_exported(tmp_path):
     assert said.exit_code != 0
     assert "--problem" not in said.output + str(said.exception)
     assert "fedkeel export flower MODULE:NAME DIR" in said.output + str(said.exception)
+
+
+def test_labels_of_data_by_name_are_counted_at_the_nodes(tmp_path, monkeypatch):
+    def read(settings):
+        return {"x": np.ones((8, 2), np.float32), "labels": np.arange(8) % 2}
+
+    class Named(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x)
+
+    read.__module__ = "own_named"
+    monkeypatch.setitem(sys.modules, "own_named", SimpleNamespace(read=read, __name__="own_named"))
+    one = {"x": torch.zeros(1, 2), "labels": torch.zeros(1, dtype=torch.int64)}
+    problem = fk.Problem(model=Named(2, 2), loss=functional.cross_entropy, clients=[one], classes=2)
+    done = train(experiment(problem=problem, method="feddisco", rounds=1), tmp_path, source="own_named:read")
+    assert done.records[-1].selected == [0, 1, 2]
+    assert done.records[-1].absent == []
