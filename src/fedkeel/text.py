@@ -41,8 +41,8 @@ def duration(seconds: float) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """A number of things: 1 run, 2 runs."""
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+    """A number of things: 1 run, 2 runs, 2 classes."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}{'es' if word.endswith('s') else 's'}"
 
 
 def write_value(value: object) -> str:

@@ -103,6 +103,18 @@ def test_a_federation_may_grow_but_its_clients_keep_their_numbers(folders):
         go_on(folders, experiment(3), clients=4, rule="sometimes")
 
 
+def test_a_site_without_samples_does_not_join_until_it_has_some(folders, caplog):
+    write_site(folders, 1, np.arange(0))
+    with pytest.raises(RunError, match="2 of 3 clients have a node"):
+        go_on(folders, experiment(1), rule="fixed")
+    assert "refused node 101: it cannot take part: client 1 has no samples" in caplog.messages
+    assert not (folders / "run-clients.json").exists()
+    write_site(folders, 1, np.arange(30))
+    _, done = go_on(folders, experiment(1), rule="fixed")
+    assert sizes(folders) == [40, 30, 40]
+    assert done.records[-1].selected == [0, 1, 2]
+
+
 @pytest.mark.parametrize("text", ["[40, 40", "40", "[null]"])
 def test_a_damaged_list_of_sizes_is_one_line(tmp_path, text):
     (tmp_path / "run-clients.json").write_text(text)

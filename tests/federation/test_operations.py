@@ -28,6 +28,7 @@ from fedkeel.federation.gauges import (
     read_gauges,
 )
 from fedkeel.federation.operations import Operations
+from fedkeel.runs.evaluate import Judge
 
 
 def train(folder, spoil=None, absent=(), **how):
@@ -159,3 +160,22 @@ def test_a_server_that_stops_says_so(tmp_path):
         raise RunError("too few clients.", "start more")
     assert read_chain(tmp_path / "run-audit.jsonl")[-1]["reason"] == "too few clients. hint: start more"
     assert read_gauges(tmp_path / "run.prom").state == STOPPED
+
+
+def test_a_server_that_stops_by_a_mistake_says_so_too(tmp_path):
+    with pytest.raises(TypeError, match="two\nlines"), tell_errors(tmp_path / "run"):
+        raise TypeError("two\nlines")
+    assert read_chain(tmp_path / "run-audit.jsonl")[-1]["reason"].endswith("TypeError: two lines")
+    assert (tmp_path / "run.log").read_text().splitlines()[-1].endswith("TypeError: two lines")
+    assert CliRunner().invoke(commands, ["site", "status", str(tmp_path / "run")]).exit_code == ENDED
+
+
+def test_a_round_counts_as_done_once_it_is_kept(tmp_path, monkeypatch):
+    def fail(self, engine, server, round):
+        raise TypeError("no test data")
+
+    monkeypatch.setattr(Judge, "evaluate", fail)
+    with pytest.raises(TypeError):
+        train(tmp_path)
+    assert read_chain(tmp_path / "run-audit.jsonl")[-1]["event"] == "counted"
+    assert read_gauges(tmp_path / "run.prom").rounds_done == 0

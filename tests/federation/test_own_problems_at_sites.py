@@ -153,6 +153,13 @@ def test_what_own_code_says_when_it_fails_stays_at_the_site(caplog):
     assert "in fail: ValueError: could not convert string to float: 'Mr Smith'" in caplog.text
 
 
+def test_what_fedkeel_or_pytorch_says_when_it_fails_stays_at_the_site_too(caplog):
+    asked = Message(RecordDict(), dst_node_id=1, message_type="query")
+    said = answer(None, int, asked, "Mr Smith").content.config_records["config"]
+    assert (said["status"], said["reason"]) == ("failed", "fedkeel or PyTorch failed with ValueError.")
+    assert "ValueError: invalid literal for int() with base 10: 'Mr Smith'" in caplog.messages
+
+
 def test_from_tables_to_a_served_model(hospitals, tmp_path):
     app = export(hospitals / "app", "--method", "scaffold")
     grid = Hospitals(app, hospitals, **{"site-test": 0.2})

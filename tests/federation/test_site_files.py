@@ -5,8 +5,11 @@ import re
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
+import fedkeel as fk
 from fedkeel.errors import DataError
+from fedkeel.federation.export import export
 from fedkeel.federation.site_files import read_site_files
 
 
@@ -57,6 +60,70 @@ def test_a_column_with_values_outside_of_its_range_is_refused(tmp_path):
     for wrong in ("x=5", "x=2:1", "x=0:nan", "x=a:b", "x=1:2:3"):
         with pytest.raises(DataError, match="the range of column x is not low:high"):
             read_site_files(folder, [wrong, "y"], "label", form)
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ("x,label", r"^--columns names the label, label, as an input\.$"),
+        ("x,label=0:1", r"^--columns names the label, label, as an input\.$"),
+        ("x,x", r"^--columns names x twice\.$"),
+        ("x,x=0:9", r"^--columns names x twice\.$"),
+        ("x", r"^--columns names 1 column, and the problem takes 2\.$"),
+        ("x,y,z", r"^--columns names 3 columns, and the problem takes 2\.$"),
+    ],
+)
+def test_columns_that_cannot_be_are_refused_by_export_and_at_the_site(tmp_path, columns, told):
+    form = torch.zeros(1, 2), torch.zeros(1).long()
+    problem = fk.Problem(model=torch.nn.Linear(2, 2), loss=functional.cross_entropy, clients=[form], classes=2)
+    with pytest.raises(DataError) as refused:
+        export(
+            fk.Experiment(problem=problem), tmp_path / "app", data="folder", clients=3, problem="m:p", columns=columns
+        )
+    assert re.search(told, refused.value.message)
+    assert not (tmp_path / "app").exists()
+    with pytest.raises(DataError) as refused:
+        read_site_files(write(tmp_path / "a", "x,y,z,label\n1,2,3,0\n"), columns.split(","), "label", form)
+    assert re.search(told, refused.value.message)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "labels", "row", "told"),
+    [
+        (torch.int64, torch.int64, "1.9,0", r"^column x of .* has 1 of 2 values that int64 cannot hold\.$"),
+        (torch.int64, torch.int64, "1e300,0", r"^column x of .* has 1 of 2 values that int64 cannot hold\.$"),
+        (torch.uint8, torch.int64, "260,0", r"^column x of .* has 1 of 2 values that uint8 cannot hold\.$"),
+        (torch.uint8, torch.int64, "-1,0", r"^column x of .* has 1 of 2 values that uint8 cannot hold\.$"),
+        (torch.bool, torch.int64, "2,0", r"^column x of .* has 1 of 2 values that bool cannot hold\.$"),
+        (torch.float32, torch.bool, "1,2", r"^column label of .* has 1 of 2 values that bool cannot hold\.$"),
+        (torch.float32, torch.uint8, "1,256", r"^column label of .* has 1 of 2 values that uint8 cannot hold\.$"),
+    ],
+)
+def test_values_that_the_type_of_the_problem_would_change_are_refused(tmp_path, inputs, labels, row, told):
+    form = torch.zeros(1, 1, dtype=inputs), torch.zeros(1, dtype=labels)
+    with pytest.raises(DataError) as refused:
+        read_site_files(write(tmp_path / "a", f"x,label\n1,0\n{row}\n"), ["x"], "label", form)
+    assert re.search(told, refused.value.message)
+    x, y = read_site_files(write(tmp_path / "a", "x,label\n1,0\n0,1\n"), ["x"], "label", form)
+    assert (x.dtype, y.dtype, x.tolist(), y.tolist()) == (inputs, labels, [[1], [0]], [0, 1])
+
+
+@pytest.mark.parametrize("name", ["more.csv.gz", "more.tsv", "more.XLSX", "sub/more.csv", "sub/one.png", "sub/a.tsv"])
+def test_files_that_would_not_be_read_are_refused(tmp_path, name):
+    folder, form = write(tmp_path / "a", "x,label\n1,0\n"), (torch.zeros(1, 1), torch.zeros(1).long())
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("x,label\n2,1\n")
+    with pytest.raises(DataError, match="would not be read: ") as refused:
+        read_site_files(folder, ["x"], "label", form)
+    assert name.partition("/")[0] in refused.value.message
+
+
+def test_files_that_other_programs_hide_are_not_read(tmp_path):
+    folder, form = write(tmp_path / "a", "x,label\n1,0\n"), (torch.zeros(1, 1), torch.zeros(1).long())
+    for name in ("._t.csv", ".~lock.t.csv", "~t.csv", ".cache/t.csv", "notes.txt", "old/notes.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("x,label\n9,1\n")
+    assert read_site_files(folder, ["x"], "label", form)[0].tolist() == [[1.0]]
 
 
 def test_parquet_tables_are_read_as_csv_tables_are(tmp_path):

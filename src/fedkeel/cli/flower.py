@@ -53,8 +53,9 @@ def flower(
     """
     from fedkeel.cli.console import stderr
     from fedkeel.cli.settings import Request, read_file, read_request
-    from fedkeel.errors import RequestError
+    from fedkeel.errors import ExperimentError, RequestError
     from fedkeel.federation.export import export
+    from fedkeel.runs.experiment import from_python
 
     if clients and data == "partition":
         raise RequestError(
@@ -63,16 +64,21 @@ def flower(
         )
     named = str(experiment) if ":" in str(experiment) and not experiment.exists() else None
     file = experiment / "experiment.toml" if experiment.is_dir() else experiment
-    asked = read_request(
-        Request(
-            file=None if named else file,
-            problem=named,
-            file_hint="give an experiment's .toml file, or a run's folder",
-            methods=() if method is None else (method,),
-            assignments=tuple(settings or ()),
-            trust=trust,
-        )
+    request = Request(
+        file=None if named else file,
+        problem=named,
+        file_hint="give an experiment's .toml file, or a run's folder",
+        methods=() if method is None else (method,),
+        assignments=tuple(settings or ()),
+        trust=trust,
     )
+    try:
+        asked = read_request(request)
+    except ExperimentError as error:
+        if named is None and from_python(read_file(file).get("problem")):
+            hint = "put it into a module and name it: fedkeel export flower MODULE:NAME DIR"
+            raise ExperimentError(error.message, hint) from None
+        raise
     if len(asked) != 1:
         raise RequestError(
             f"an app trains one method with one seed, but {experiment} has {len(asked)} runs.", "--method NAME"

@@ -106,6 +106,7 @@ class NamedRows:
 
     def __init__(self, clients: Any):
         self.clients, self.sizes = clients, clients.sizes
+        self.hidden = getattr(clients, "hidden", False)  # as on a federation's server, which sees no rows
 
     def rows(self, client: int, rows: Rows) -> Sample:
         return to_tensors(self.clients.rows(client, rows), f"client {client}")

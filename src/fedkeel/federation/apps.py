@@ -28,11 +28,12 @@ from fedkeel.engines.flower.node_registry import NodeRegistry
 from fedkeel.engines.flower.site_ledger import SiteLedger, sites_file
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.errors import FedkeelError, FolderError, RequestError
+from fedkeel.errors import FedkeelError, FolderError, RequestError, blame_own_code
 from fedkeel.federation.handshake import describe_side
 from fedkeel.federation.local_data import PARTITION, node_problem, server_problem
 from fedkeel.federation.membership import BOUNDS, FIXED, NODES, SIZES, ask_sizes, beside, read_owners
 from fedkeel.federation.operations import Operations
+from fedkeel.federation.scoring_place import check_site_test, check_validation, note_unmeasured
 from fedkeel.importing import Trust
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
@@ -41,6 +42,7 @@ from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.record import RoundRecord
 from fedkeel.runs.start import Place, prepare, session
+from fedkeel.text import in_one_line
 from fedkeel.typed_values import read_values
 
 log = logging.getLogger("fedkeel")
@@ -161,6 +163,13 @@ def tell_errors(out: Path, history: int = 0) -> Iterator[Operations]:
         if watch is not None:
             watch.stop(line)
         raise ServerStopped(line) from None
+    except Exception as error:  # of code of one's own, or a mistake of fedkeel's: Flower logs its traceback
+        own = blame_own_code(error)
+        line = f"{type(error).__name__}: {in_one_line(error)}" if own is None else own.message
+        log.error("%s", line)
+        if watch is not None:
+            watch.stop(line)
+        raise
 
 
 def serve(
@@ -193,6 +202,7 @@ def serve(
             "set copy-states = true, or leave out the evaluation policy",
         )
     check_site_test(site_test, source, test)
+    check_validation(plan.validation, source)
     out = Path(out)
     of_own_data, begun = beside(out, SIZES).exists(), (out / EXPERIMENT).exists()
     if of_own_data if source == PARTITION else begun and not of_own_data:
@@ -205,7 +215,7 @@ def serve(
         if bind:
             roster.on_join = lambda: write_text(beside(out, NODES), json.dumps(roster.owners))
         if problem is None:
-            roster.side = describe_without_sizes(plan, count)
+            roster.side, roster.takes_empty = describe_without_sizes(plan, count), False
             sizes = ask_sizes(out, roster, wait, terms, membership)
             problem, count = server_problem(plan, sizes, test, config, site_test > 0), sum(size > 0 for size in sizes)
         prepared = prepare(experiment, out, on, closing, problem)
@@ -215,6 +225,8 @@ def serve(
         bounds = SlotBounds(terms.norm_factor, beside(out, BOUNDS))
         bounds.restore()
         sites = SiteLedger(sites_file(out), site_test) if site_test else None
+        if sites is not None:
+            note_unmeasured(loop.task)
         engine = FlowerEngine(
             loop.task, loop.method, plan.training, grid, roster, terms, bounds=bounds, sites=sites, watch=watch
         )
@@ -227,19 +239,6 @@ def serve(
             facts = {"experiment": experiment.fingerprint(), "method": plan.method.name}
             watch.start(loop.done, plan.rounds, problem.data.sizes.tolist(), **facts)
         return prepared.start(engine, Choice("flower", "flower"), LogProgress(roster, watch), tuner).drive()
-
-
-def check_site_test(share: float, source: str, test: str) -> None:
-    """Refuse a test share of the nodes' that cannot be."""
-    if not 0 <= share < 1:
-        raise RequestError(f"site-test is a share of each node's data, not {share:g}.", "site-test = 0.2")
-    if share and source == PARTITION:
-        raise RequestError(
-            "site-test sets aside data of the nodes' own, and here each takes its part of a data set.",
-            "export with --data folder, or use [evaluation] share",
-        )
-    if share and test:
-        raise RequestError("the model is tested at the sites or at the server.", "leave out test or site-test")
 
 
 def describe_without_sizes(plan: Plan, clients: int) -> dict[str, str]:

@@ -19,8 +19,9 @@ from fedkeel import __version__
 from fedkeel.core.states import write_text
 from fedkeel.errors import ExperimentError, FolderError, RequestError, writing
 from fedkeel.federation.local_data import FOLDER, PARTITION, describe_form
-from fedkeel.federation.own_problem import describe_sample
-from fedkeel.federation.site_files import LABEL, read_column
+from fedkeel.federation.own_problem import describe_sample, show_sample
+from fedkeel.federation.scoring_place import check_validation
+from fedkeel.federation.site_files import LABEL, check_count, read_columns
 from fedkeel.importing import path_with_here
 from fedkeel.methods.named import own_names
 from fedkeel.problems.problem import Problem
@@ -67,13 +68,15 @@ def export(
         saved["problem"] = problem
     if data not in (PARTITION, FOLDER) and ":" not in data:
         raise RequestError(f"unknown source of data: {data}", "use partition, folder or module:function")
+    check_validation(experiment.plan.validation, data)
     own = [name for name in (data, problem, *own_names(experiment.save())) if name is not None and ":" in name]
     if made := next((name for name in own if name.startswith((PYTHON, "__main__:"))), None):
         raise ExperimentError(
             f"what was made in a program cannot travel: {made}", "put it into a module and name it: my_module:Name"
         )
-    for word in split_words(columns):
-        read_column(word)
+    named = read_columns(split_words(columns), label)
+    if isinstance(source, Problem) and len(like := show_sample(source)) == 2:
+        check_count(named, like)
     if data != PARTITION and clients < 1:
         raise RequestError("how many clients have data of their own?", "--clients 10")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

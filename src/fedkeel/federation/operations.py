@@ -36,7 +36,7 @@ class Operations(Watch):
         elif event == "absent":
             gauges.absent_total += 1
         elif event == "counted":
-            gauges.clients_counted, gauges.rounds_done = len(facts["clients"]), facts["round"]
+            gauges.clients_counted = len(facts["clients"])
             gauges.touch()
         if event != "joined":  # there may be many at once
             gauges.write(beside(self.out, METRICS))
@@ -56,8 +56,9 @@ class Operations(Watch):
         self.note("started", done=done, rounds=rounds, sizes=list(sizes), **facts)
 
     def see_round(self, record: RoundRecord, connected: int) -> None:
-        """Hear what a round has come to."""
+        """Hear what a round has come to, which is kept now."""
         gauges = self.gauges
+        gauges.rounds_done = record.round
         gauges.round_seconds, gauges.clients_connected = record.seconds, connected
         gauges.loss = math.nan if record.loss is None else record.loss
         gauges.accuracy = gauges.accuracy if record.accuracy is None else record.accuracy

@@ -23,6 +23,8 @@ LOADER = Kind("loader", object, makers=True, hint="write def read(settings): ret
 class SiteRows:
     """The data of one client, on its own node; the others have none here."""
 
+    own = True  # of a node's: what is told of data differs by it
+
     def __init__(
         self, client: int, clients: int, parts: Sequence[Any], chosen: Rows, names: tuple[str, ...] | None = None
     ):
@@ -38,7 +40,7 @@ class SiteRows:
 class FormRows:
     """What the server knows of its clients' data: how many samples each has. Rows are zeros of the right form."""
 
-    hidden = True
+    own = hidden = True
 
     def __init__(self, sizes: Sequence[int], like: Sample, names: tuple[str, ...] | None = None):
         self.sizes, self.like, self.names = np.asarray(sizes, dtype=np.int64), like, names

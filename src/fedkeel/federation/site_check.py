@@ -21,7 +21,7 @@ import numpy as np
 from fedkeel.core.round import init_client
 from fedkeel.core.trees import state_bytes
 from fedkeel.errors import FedkeelError, RequestError
-from fedkeel.text import byte_size, in_one_line
+from fedkeel.text import byte_size, in_one_line, plural
 
 OK, WARNING, FAILED = "ok", "warning", "failed"
 SOON = 14  # days before a certificate ends in which a site is warned
@@ -167,6 +167,7 @@ def read_node_settings(text: str) -> dict[str, Any]:
 
 def check_work(app: Path, client: int, settings: Mapping[str, Any], trust: bool) -> Iterator[Finding]:
     """Make the node of an exported app as it will be made: its data, its model, room for its state, its device."""
+    from fedkeel.engines.flower.client import check_own_labels
     from fedkeel.federation.apps import node_of, read_app
 
     settings = {"partition-id": client, "state-dir": f"~/.fedkeel/state-{client}", **settings}
@@ -179,15 +180,15 @@ def check_work(app: Path, client: int, settings: Mapping[str, Any], trust: bool)
         context: Any = SimpleNamespace(node_config=settings, run_config=config)
         experiment, level = read_app(app, trust)
         node = node_of(experiment, context, level)
+        check_own_labels(node)
     except FedkeelError as error:
         yield Finding("data", FAILED, error.message, error.hint or "")
         return
     task = node.engine.task
     size = int(task.clients.sizes[client])
     classes = len(task.clients.rows(client, np.arange(size))[-1].unique()) if size else 0
-    yield Finding(
-        "data", OK if size else FAILED, f"{size} samples of {classes} classes", "" if size else "there are none"
-    )
+    line = f"{plural(size, 'sample')} of {plural(classes, 'class')}"
+    yield Finding("data", OK if size else FAILED, line, "" if size else "there are none")
     yield Finding("device", OK, f"trains on {task.device}")
     folder = Path(str(settings["state-dir"])).expanduser()
     there = next(place for place in (folder, *folder.parents) if place.exists())

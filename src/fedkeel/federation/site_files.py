@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.data.storage.pictures import decode_image
-from fedkeel.data.tables import SUFFIXES
+from fedkeel.data.tables import SUFFIXES, refuse_others
 from fedkeel.errors import DataError, nearest
-from fedkeel.text import first_line
+from fedkeel.text import first_line, plural
 
 IMAGES = (".png", ".jpg", ".jpeg")
 LABEL = "label"
 FILES = "put CSV or Parquet files there, or images in a folder for each class: 0/one.png, 1/two.png"
+EXACT = (1 << 53) - 1  # up to here a float64, as which cells are read, holds every whole number
 Sample = tuple[Tensor, ...]
 
 
@@ -45,6 +46,25 @@ def read_column(word: str) -> Column:
     return Column(name.strip(), low, high)
 
 
+def read_columns(words: Sequence[str], label: str) -> list[Column]:
+    """Read all columns of inputs: each is there once, and the label is none of them."""
+    columns = [read_column(word) for word in words]
+    names = [column.name for column in columns]
+    if twice := next((name for place, name in enumerate(names) if name in names[:place]), None):
+        raise DataError(f"--columns names {twice} twice.", "name each column of inputs once")
+    if label in names:
+        raise DataError(f"--columns names the label, {label}, as an input.", "leave it out, or give another --label")
+    return columns
+
+
+def check_count(columns: Sequence[Column], like: Sample) -> None:
+    """Refuse another number of named columns than a sample has inputs."""
+    width = like[0].shape[1:].numel()
+    if columns and len(columns) != width:
+        line = f"--columns names {plural(len(columns), 'column')}, and the problem takes {width}."
+        raise DataError(line, f"a sample's inputs have the shape {tuple(like[0].shape[1:])}")
+
+
 def read_site_files(folder: Path, columns: Sequence[str], label: str, like: Sample) -> Sample:
     """Read all files of a folder as inputs and labels of the form of `like`, one sample of the problem."""
     if len(like) != 2:
@@ -53,8 +73,11 @@ def read_site_files(folder: Path, columns: Sequence[str], label: str, like: Samp
             "write a loader: --data module:function",
         )
     try:
-        files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
-        classes = sorted(path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal())
+        inside = list_visible(folder)
+        files = [path for path in inside if path.suffix.lower() in SUFFIXES and path.is_file()]
+        classes = [path for path in inside if path.is_dir() and path.name.isdecimal()]
+        refuse_others(folder)
+        refuse_folders(folder, [path for path in inside if path.is_dir() and path not in classes])
     except OSError as error:
         raise DataError(f"cannot read the data of this node: {folder}: {error.strerror}", FILES) from None
     if not files and not classes:
@@ -63,9 +86,22 @@ def read_site_files(folder: Path, columns: Sequence[str], label: str, like: Samp
         raise DataError(f"{folder} holds tables and classes of images.", "keep one kind, or set data-dir to a table")
     if classes:
         return read_images(classes, like)
-    named = [read_column(word) for word in columns]
+    named = read_columns(columns, label)
+    check_count(named, like)
     parts = [read_table(file, named, label, like) for file in files]
     return tuple(torch.cat(part) for part in zip(*parts, strict=True))
+
+
+def list_visible(folder: Path) -> list[Path]:
+    """List what is in a folder, but for what other programs hide there: ._one.csv, .~lock.one.csv, ~one.csv."""
+    return sorted(path for path in folder.iterdir() if path.name[0] not in ".~")
+
+
+def refuse_folders(folder: Path, others: Sequence[Path]) -> None:
+    """Refuse folders with tables or images that would not be read."""
+    kinds = (*SUFFIXES, *IMAGES)
+    if names := [one.name for one in others if any(path.suffix.lower() in kinds for path in list_visible(one))]:
+        raise DataError(f"{folder} holds folders that would not be read: {', '.join(names)}.", FILES)
 
 
 # ---- tables --------------------------------------------------------------------------------------------------------
@@ -89,10 +125,27 @@ def read_table(file: Path, columns: Sequence[Column], label: str, like: Sample) 
     if not like[1].is_floating_point() and not np.array_equal(target, np.round(target)):
         line = f"column {label} of {file} holds fractions, and the label of this problem is a class."
         raise DataError(line, "write classes as 0, 1, 2, or name another column with --label")
+    for name in wanted:
+        check_type(f"column {name} of {file}", numbers[name], like[0].dtype)
+    check_type(f"column {label} of {file}", target, like[1].dtype)
     return (
         torch.from_numpy(inputs).reshape(-1, *like[0].shape[1:]).to(like[0].dtype),
         torch.from_numpy(target).reshape(-1, *like[1].shape[1:]).to(like[1].dtype),
     )
+
+
+def check_type(whose: str, values: NDArray[np.float64], dtype: torch.dtype) -> None:
+    """Refuse numbers that the whole or logical numbers of a problem's sample would change."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return
+    low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    low, high = max(low, -EXACT), min(high, EXACT)
+    if changed := int(((values != np.round(values)) | (values < low) | (values > high)).sum()):
+        kind = str(dtype).removeprefix("torch.")
+        raise DataError(
+            f"{whose} has {changed} of {len(values)} values that {kind} cannot hold.",
+            f"the problem's sample has whole numbers from {low} to {high}: correct the values, or give it another type",
+        )
 
 
 def check_range(file: Path, column: Column, values: NDArray[np.float64]) -> None:
@@ -161,12 +214,13 @@ def read_images(classes: Sequence[Path], like: Sample) -> Sample:
         raise DataError(line, "put tables there, or write a loader: --data module:function")
     pictures, labels = list[Tensor](), list[int]()
     for folder in classes:
-        for file in sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGES):
+        for file in [path for path in list_visible(folder) if path.suffix.lower() in IMAGES]:
             image = torch.from_numpy(decode_image(str(file), file.read_bytes(), shape, resize=True).copy())
             pictures.append(image.unsqueeze(0) if image.dim() == 2 else image.permute(2, 0, 1))
             labels.append(int(folder.name))
     if not pictures:
         raise DataError(f"{classes[0].parent} holds no image.", f"they end in {', '.join(IMAGES)}")
+    check_type(f"the classes of {classes[0].parent}", np.array(labels, np.float64), like[1].dtype)
     inputs = torch.stack(pictures)
     if like[0].is_floating_point():
         inputs = inputs.to(like[0].dtype) / 255

@@ -35,8 +35,11 @@ class WholeMetrics:
         self.samples = PreparedSamples(self.task)
 
     def __call__(self, params: Tree, buffers: Tree | None, split: str, scores: list[Scores]) -> list[Scores]:
-        """Return the scores of the parts of a split with these metrics: each part has the value of the whole."""
-        if self.workspace is None or not scores:
+        """Return the scores of the parts of a split with these metrics: each part has the value of the whole.
+
+        Where others scored samples that are not here, as sites do, these metrics are left out.
+        """
+        if self.workspace is None or not scores or next(self.task.parts(split), None) is None:
             return scores
         samples = sum(part["loss"][1] for part in scores)
         names = [name for name in self.names if name != "loss" or (len(scores) > 1 and samples <= MOST)]

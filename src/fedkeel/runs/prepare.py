@@ -186,13 +186,20 @@ def method_of(plan: Plan, task: Task) -> Method:
     check_fit(method, task)
     method = confine(repeated(method), task.initial)
     if policy is not None and task.tests is None:
-        raise ExperimentError("clients have no test sets of their own.", "set evaluation.share, or Problem(tests=[…])")
+        raise ExperimentError("clients have no test sets of their own.", hint_at_tests(task, policy.share))
     if policy is not None and (policy.model == "local" or method.final is not None):
         method = replace(method, personal=(*method.personal, KeepModel()))
     if task.buffers is not None and plan.buffers == "average":  # else they never leave a client
         method = replace(method, personal=(*method.personal, ShareBuffers()))
     rehearse(method, task)
     return method
+
+
+def hint_at_tests(task: Task, share: float) -> str:
+    """Say how clients get test sets."""
+    if getattr(task.problem.clients, "own", False):  # on nodes of a federation
+        return "leave out evaluation; site-test = 0.2 has the sites test the model on a share of their data"
+    return "Problem(tests=[…])" if share else "set evaluation.share, or Problem(tests=[…])"
 
 
 def head_of(task: Task) -> tuple[str, ...]:

@@ -67,6 +67,17 @@ def test_claims_that_cannot_be_true(caplog, claim, reason):
     assert reason in caplog.text
 
 
+def test_only_clients_of_a_partition_may_be_empty(caplog):
+    roster = NodeRegistry(Nodes({7: says(0, size=0), 8: says(1)}), 2, "x", owners={})
+    roster.takes_empty = False
+    roster.update()
+    assert (roster.nodes, roster.sizes, roster.owners) == ({1: 8}, {1: 5}, {1: 8})
+    assert "refused node 7: it cannot take part: client 0 has no samples" in caplog.messages
+    roster = NodeRegistry(Nodes({7: says(0, size=0), 8: says(1)}), 2, "x")
+    roster.update()
+    assert roster.nodes == {0: 7, 1: 8}
+
+
 def test_a_second_node_cannot_take_a_clients_place_while_the_first_is_there(caplog):
     nodes = Nodes({7: says(1)})
     roster = NodeRegistry(nodes, 2, "x")

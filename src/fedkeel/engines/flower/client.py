@@ -9,12 +9,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedkeel.core.round import init_client
 from fedkeel.core.rule import State
 from fedkeel.core.trees import all_finite
+from fedkeel.data.clients import TensorClients
 from fedkeel.engines.cost import whole
 from fedkeel.engines.flower.checks import FAILED
 from fedkeel.engines.flower.memory import NodeMemory, keep_witness, witness_file
@@ -25,6 +27,8 @@ from fedkeel.engines.machine import steady
 from fedkeel.engines.rehearsal import expected_messages
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FedkeelError, RequestError, blame_own_code
+from fedkeel.problems.sound_data import check_labels
+from fedkeel.text import in_one_line
 
 log = logging.getLogger("fedkeel")
 
@@ -63,11 +67,10 @@ def answer(
         except FedkeelError as error:
             log.error("%s", error)
             reason = error.message
-        except Exception as error:
-            if (own := blame_own_code(error)) is None:
-                raise
-            log.error("%s", own)  # its words may hold a sample's, and stay here
-            reason = f"its own code failed with {type(error).__name__}."
+        except Exception as error:  # its words may hold a sample's, and stay here
+            own = blame_own_code(error)
+            log.error("%s", own or f"{type(error).__name__}: {in_one_line(error)}", exc_info=own is None)
+            reason = f"{'its own code' if own else 'fedkeel or PyTorch'} failed with {type(error).__name__}."
         return Message(RecordDict({"config": ConfigRecord({"status": FAILED, "reason": reason})}), reply_to=message)
 
 
@@ -81,9 +84,19 @@ def client_number(context: Context) -> int:
 
 def introduce(node: Node, message: Message, context: Context) -> Message:
     """Answer who this node is, how much data it has, and what it is made with."""
+    check_own_labels(node)
     size = int(node.engine.task.problem.data.sizes[node.client])
     said = ConfigRecord({**node.side, "client": node.client, "size": size, "identity": node.identity})
     return Message(RecordDict({"config": said}), reply_to=message)
+
+
+def check_own_labels(node: Node) -> None:
+    """Refuse labels of a node's own data that its network has no output for."""
+    task, clients = node.engine.task, node.engine.task.clients
+    if getattr(task.problem.clients, "own", False):
+        held = [clients.rows(node.client, np.arange(clients.sizes[node.client]))]
+        held += [] if task.test is None else [task.test.rows(0, np.arange(task.test.sizes[0]))]
+        check_labels(task, {"this node's data": TensorClients(held)})
 
 
 def train_client(node: Node, message: Message, context: Context) -> Message:

@@ -65,6 +65,7 @@ class NodeRegistry:
         self.watch = watch or Watch()
         self.side: Mapping[str, str] = {}  # what the server is made with; nodes are compared with it
         self.owners = None if owners is None else dict(owners)
+        self.takes_empty = True  # clients without samples: a partition may have some
         self.on_join: Callable[[], None] = lambda: None  # called when a client gets an owner
         self.nodes: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
@@ -111,6 +112,8 @@ class NodeRegistry:
             or not 0 <= size <= MOST
         ):
             raise Refused(f"it claims to be client {str(client)[:20]} of {self.clients}, with {str(size)[:20]} samples")
+        if not size and not self.takes_empty:
+            raise Refused(f"it cannot take part: client {client} has no samples")
         if self.owners is not None:
             self._check_owner(node, client, self.owners)
         if client in self.nodes:
