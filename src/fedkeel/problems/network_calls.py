@@ -79,8 +79,8 @@ def has_shape(one: Tensor | None, other: Tensor | None) -> bool:
 
 def sum_up(weight: Tensor) -> Tensor:
     """Two numbers that change with a weight; a version does not, where it is written through `.data`."""
-    found = weight.detach()
-    return torch.stack([found.sum(dtype=torch.float64), torch.linalg.vector_norm(found, dtype=torch.float64)])
+    found, wide = weight.detach(), torch.float32 if weight.device.type == "mps" else torch.float64
+    return torch.stack([found.sum(dtype=wide), torch.linalg.vector_norm(found, dtype=wide)])
 
 
 def repeats_outputs(task: Task, network: nn.Module, client: int, buffers: Mapping[str, Tensor]) -> bool:
