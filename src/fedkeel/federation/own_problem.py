@@ -23,7 +23,7 @@ LOADER = Kind("loader", object, makers=True, hint="write def read(settings): ret
 class SiteRows:
     """The data of one client, on its own node; the others have none here."""
 
-    own = True  # of a node's: what is told of data differs by it
+    own = True  # the node brought these data; they are no part of a data set that all know
 
     def __init__(
         self, client: int, clients: int, parts: Sequence[Any], chosen: Rows, names: tuple[str, ...] | None = None

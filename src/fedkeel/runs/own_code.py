@@ -1,4 +1,4 @@
-"""The code of one's own that a run is made with: digests, by which runs of edited code are told apart.
+"""Digests of the user's own code. They tell whether two runs of one experiment were made with the same code.
 
 They are never part of an experiment's identity.
 """
