@@ -129,6 +129,12 @@ def renew(of, x):
     return of["head"](x.flatten(1))
 
 
+def swap(of, x):
+    weight, spare = of["head"].weight, of["head"].__dict__.setdefault("spare", [of["head"].weight.data.clone()])
+    weight.data, spare[0] = spare[0], weight.data  # every second call the weight lies where it lay
+    return of["head"](x.flatten(1))
+
+
 def clamp(of, x):
     with torch.no_grad():
         of["head"].weight.clamp_(-1, 1)
@@ -140,7 +146,7 @@ def clamp_in_training(of, x):
 
 
 @pytest.mark.parametrize("engine", ["serial", "stacked"])
-@pytest.mark.parametrize("forward", [renew, clamp, clamp_in_training])
+@pytest.mark.parametrize("forward", [renew, swap, clamp, clamp_in_training])
 def test_a_network_that_writes_into_its_weights_is_refused(forward, engine):
     with pytest.raises(ModelError, match=r"writes into its weight layers\.head\.weight"):
         train(engine, lambda: Net(forward, head=nn.Linear(108, CLASSES)))

@@ -36,8 +36,14 @@ def check_calls(task: Task) -> None:
         weight.mul_(1 + DISTURBED * torch.rand(weight.shape, generator=draw).to(weight))
     parameters, buffers = dict(network.named_parameters()), dict(network.named_buffers())
     lasting = set(network.state_dict())
-    before = {name: (weight.data_ptr(), weight._version, sum_up(weight)) for name, weight in parameters.items()}
-    repeats = repeats_outputs(task, network, client, {name: buffer.clone() for name, buffer in buffers.items()})
+    # A detached weight holds its memory: what is put in the place of a weight could else lie where the weight lay.
+    before = {name: (weight.detach(), weight._version, sum_up(weight)) for name, weight in parameters.items()}
+    values = {name: buffer.clone() for name, buffer in buffers.items()}
+    repeats = []
+    for turn in (nn.Module.eval, train_but_norms):
+        turn(network)
+        repeats.append(repeats_outputs(task, network, client, values))
+        check_weights(parameters, before)
     check_parts(parameters, dict(network.named_parameters()))
     check_parts(buffers, dict(network.named_buffers()))
     for name, buffer in network.named_buffers():
@@ -47,20 +53,25 @@ def check_calls(task: Task) -> None:
                 "resumed run, would train other models.",
                 f"write into the buffer: self.{name.rpartition('.')[2]}.copy_(…)",
             )
-    for name, weight in parameters.items():
-        pointer, version, total = before[name]
-        if (pointer, version) != (weight.data_ptr(), weight._version) or not torch.equal(total, sum_up(weight)):
-            raise ModelError(
-                f"the network writes into its weight {name} when it is called, and that would be lost or mixed up.",
-                "let torch.nn.utils.parametrize change weights as they are read; an embedding needs no max_norm",
-            )
-    if not repeats:
+    if not all(repeats):
         raise ModelError(
             "the network gives another output for the same sample when it is called again: engines, and a resumed run, "
             "would train other models.",
             "keep what it counts in a buffer (register_buffer); draw random numbers with torch, without a generator of "
             "its own",
         )
+
+
+def check_weights(parameters: Mapping[str, nn.Parameter], before: Mapping[str, tuple[Tensor, int, Tensor]]) -> None:
+    """Refuse weights that lie elsewhere than before, or have other values."""
+    for name, weight in parameters.items():
+        held, version, total = before[name]
+        moved = held.data_ptr() != weight.data_ptr()
+        if moved or version != weight._version or not torch.equal(total, sum_up(weight)):
+            raise ModelError(
+                f"the network writes into its weight {name} when it is called, and that would be lost or mixed up.",
+                "let torch.nn.utils.parametrize change weights as they are read; an embedding needs no max_norm",
+            )
 
 
 def check_parts(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:
@@ -84,8 +95,7 @@ def sum_up(weight: Tensor) -> Tensor:
 
 
 def repeats_outputs(task: Task, network: nn.Module, client: int, buffers: Mapping[str, Tensor]) -> bool:
-    """Whether a network gives the same when it is called again, with other samples in between; in evaluation and in
-    training."""
+    """Whether a network gives the same when it is called again, with another sample in between."""
     last = int(task.clients.sizes[client]) - 1
     given, other = (task.prepare(task.clients.rows(client, np.array(two))) for two in ([0, last], [last, last]))
     tolerance = ON_GPU if list_gpus(task) else REPEATED
@@ -97,9 +107,7 @@ def repeats_outputs(task: Task, network: nn.Module, client: int, buffers: Mappin
         return _pytree.tree_leaves(task.predict(network, clone_tensors(sample)))
 
     found: list[tuple[Any, Any]] = []
-    for turn in (nn.Module.eval, train_but_norms):
-        turn(network)
-        with torch.random.fork_rng(devices=list_gpus(task)), suppress(Exception):  # training says what is wrong
-            first, _, again = (call(sample) for sample in (given, other, given))
-            found += zip(first, again, strict=True)
+    with torch.random.fork_rng(devices=list_gpus(task)), suppress(Exception):  # training says what is wrong
+        first, _, again = (call(sample) for sample in (given, other, given))
+        found += zip(first, again, strict=True)
     return all(are_near(one, other, tolerance) for one, other in found if isinstance(one, Tensor))
