@@ -132,6 +132,19 @@ def key_words(of: Tensor, call: int) -> tuple[Tensor, Tensor]:
     return _signed_word(z), _signed_word(z >> 32)
 
 
+def seed_torch(seed: int, device: torch.device) -> None:
+    """Seed PyTorch's own generators of the CPU and of one device.
+
+    `torch.manual_seed` would also seed other GPUs, which are the caller's, and is slow where there is none.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
+
+
 def _signed_word(z: Tensor) -> Tensor:
     """The lower half of a 64-bit number, as int32."""
     word = z & 0xFFFFFFFF

@@ -113,6 +113,16 @@ def test_what_the_users_code_prints_does_not_break_the_protocol(small):
     assert fk.run(experiment(problem, rounds=1), engine="processes", workers=2).result["rounds"] == 1
 
 
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+def test_a_run_on_the_cpu_leaves_the_generators_of_the_callers_gpus(small, engine, monkeypatch):
+    seeded = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    module = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3))
+    problem = fk.Problem(model=module, loss=small.loss, clients=small.clients, test=small.test)
+    fk.run(experiment(problem, rounds=1), engine=engine, device="cpu")
+    assert not seeded
+
+
 def test_dropout_is_keyed(small):
     module = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3))
     problem = fk.Problem(model=module, loss=small.loss, clients=small.clients, test=small.test)

@@ -122,13 +122,14 @@ def uses_onednn() -> bool:
 
 
 @contextlib.contextmanager
-def steady() -> Iterator[None]:
+def steady(device: torch.device | None = None) -> Iterator[None]:
     """Use one thread, so that sums do not depend on the number of cores, and keep the caller's random generators."""
+    gpus = [device] if device is not None and device.type == "cuda" else []
     threads, onednn = torch.get_num_threads(), torch.backends.mkldnn.enabled
     torch.set_num_threads(1)
     torch.backends.mkldnn.enabled = uses_onednn()  # type: ignore[assignment]
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=gpus):
             yield
     finally:
         torch.set_num_threads(threads)

@@ -14,6 +14,7 @@ from fedkeel.core.trees import Tree
 from fedkeel.errors import ExperimentError, ModelError
 from fedkeel.kernels.keyed_dropout import KeyedDropout
 from fedkeel.problems.task import Batch, Part, Scores, Task
+from fedkeel.randomness import seed_torch
 
 DETACHED = "the loss does not depend on the parameters."
 REENTRANT = (
@@ -64,7 +65,7 @@ class Workspace:
         given = Given(reference, batch.histogram, message, batch.noise)
         self.load(params, buffers)
         if batch.key is not None:
-            torch.manual_seed(batch.key)
+            seed_torch(int(batch.key), self.task.device)
         if not objective.differentiable:
             with torch.no_grad():
                 loss = self.loss(batch, objective, given)
@@ -111,7 +112,7 @@ class Workspace:
         """Score a model on a part of the evaluation data. A loss that draws random numbers draws the same for all."""
         self.load(params, buffers)
         if self.task.stochastic:
-            torch.manual_seed(0)
+            seed_torch(0, self.task.device)
         if not isinstance(self.model, nn.Module):
             return self.task.score(self.model, part)
         self.model.eval()

@@ -15,6 +15,7 @@ from fedkeel.data.clients import Sample
 from fedkeel.errors import ModelError
 from fedkeel.problems.module_state import clone_tensors, copy_trained
 from fedkeel.problems.separability import are_near, list_gpus, train_but_norms
+from fedkeel.randomness import seed_torch
 
 if TYPE_CHECKING:
     from fedkeel.problems.task import Task
@@ -101,7 +102,7 @@ def repeats_outputs(task: Task, network: nn.Module, client: int, buffers: Mappin
     tolerance = ON_GPU if list_gpus(task) else REPEATED
 
     def call(sample: Sample) -> list[Any]:
-        torch.manual_seed(0)
+        seed_torch(0, task.device)
         for name, value in buffers.items():
             network.get_buffer(name).copy_(value)
         return _pytree.tree_leaves(task.predict(network, clone_tensors(sample)))

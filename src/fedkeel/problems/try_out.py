@@ -18,6 +18,7 @@ from fedkeel.problems.gradients import REENTRANT
 from fedkeel.problems.module_state import clone_tensors, copy_trained
 from fedkeel.problems.network_calls import check_calls
 from fedkeel.problems.separability import list_gpus, train_but_norms
+from fedkeel.randomness import seed_torch
 from fedkeel.text import in_one_line, plural
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def check_constant(task: Task, model: nn.Module | Mapping[str, Tensor], tensors:
         output = task.predict(model, tensors)
 
         def call(function: Callable[..., Any], given: Sample = tensors) -> Tensor:
-            torch.manual_seed(0)
+            seed_torch(0, task.device)
             return torch.as_tensor(task.apply(function, model, given, clone_tensors(output)))
 
         given = tuple(part.clone() for part in tensors)
@@ -101,7 +102,7 @@ def check_trained(task: Task, model: nn.Module | Mapping[str, Tensor], tensors: 
             asked = [(model, output), (model, again), (detached, _pytree.tree_map(detach, output))]
             results = []
             for one, given in asked:
-                torch.manual_seed(0)
+                seed_torch(0, task.device)
                 results.append(task.losses(one, tensors, given))
     except UserWarning:
         raise ModelError(*REENTRANT) from None

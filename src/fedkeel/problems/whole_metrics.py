@@ -15,6 +15,7 @@ from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.module_state import copy_whole
 from fedkeel.problems.prepared_samples import PreparedSamples
 from fedkeel.problems.task import Scores, Task
+from fedkeel.randomness import seed_torch
 from fedkeel.text import in_one_line
 
 MOST = 20_000  # samples of which a loss is taken at once: it may compare each with each
@@ -57,7 +58,7 @@ class WholeMetrics:
     ) -> dict[str, float]:
         workspace.load(params, buffers)
         if self.task.stochastic:
-            torch.manual_seed(0)
+            seed_torch(0, self.task.device)
         model, task = workspace.model, self.task
         parts = [self.samples(part) for part in task.parts(split)]
         tensors, output = tuple(map(torch.cat, zip(*parts, strict=True))), None

@@ -53,7 +53,7 @@ def choose_for_all(
     kinds: dict[str, list[Experiment]] = {}
     for one in asked:
         kinds.setdefault(repr(sorted(_work(one.experiment).items())), []).append(one.experiment)
-    with steady():
+    with steady(device):
         return _fastest(list(kinds.values()), device, dtype, workers, stacks)
 
 

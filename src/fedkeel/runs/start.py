@@ -104,7 +104,7 @@ def run(
 @contextlib.contextmanager
 def session(device: torch.device) -> Iterator[contextlib.ExitStack]:
     """Provide what runs are made in: what they open is closed at the end."""
-    with steady(), explain_out_of_memory(device), contextlib.ExitStack() as closing:
+    with steady(device), explain_out_of_memory(device), contextlib.ExitStack() as closing:
         yield closing
 
 
