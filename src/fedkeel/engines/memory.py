@@ -75,7 +75,8 @@ def activation_bytes(task: Task, method: Method, training: Training) -> int:
     saved: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        if tensor.layout is torch.strided:
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
     model = task.module if task.module is not None else {n: t.requires_grad_() for n, t in task.initial.named().items()}

@@ -17,7 +17,7 @@ from fedkeel.engines.flower.memory import state_file
 from fedkeel.errors import FolderError, RequestError
 from fedkeel.federation.apps import read_app
 from fedkeel.federation.local_data import server_problem
-from fedkeel.problems.module_state import copy_whole, replace_weights
+from fedkeel.problems.module_state import copy_whole, replace_weights, write_state
 from fedkeel.runs.prepare import method_of, task_maker
 
 
@@ -60,5 +60,5 @@ def load_personal_model(
     buffers = state.get("buffers", buffers)
     module = copy_whole(task.module).eval()
     found = {name: leaf for tree in (params, buffers) if tree is not None for name, leaf in tree.items()}
-    module.load_state_dict(found, strict=False)
+    write_state(module, found)
     return module

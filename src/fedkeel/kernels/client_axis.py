@@ -6,6 +6,7 @@ A public way exists, an autograd function with a rule for vmap; it takes ten tim
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -38,3 +39,16 @@ def put_back(value: Tensor, level: int) -> Tensor:
 def outside() -> AbstractContextManager[Any]:
     """Work as if no transformation were active."""
     return pyfunctorch.temporarily_clear_interpreter_stack()
+
+
+def map_tensors(f: Callable[[Tensor], Any], given: Any) -> Any:
+    """Apply f to the tensors in arguments; PyTorch's own walk through containers takes several times as long."""
+    if isinstance(given, Tensor):
+        return f(given)
+    if type(given) in (tuple, list):
+        return type(given)(map_tensors(f, part) for part in given)
+    if isinstance(given, tuple) and hasattr(given, "_fields"):
+        return tuple(map_tensors(f, part) for part in given)
+    if type(given) is dict:
+        return {name: map_tensors(f, part) for name, part in given.items()}
+    return given

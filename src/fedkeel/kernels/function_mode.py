@@ -20,7 +20,7 @@ from torch.utils import _pytree
 from fedkeel.kernels import adapted, recurrent, row_norms
 from fedkeel.kernels import operators as of
 from fedkeel.kernels import pending_norms as norms
-from fedkeel.kernels.client_axis import current_level, outside, put_back, take_off
+from fedkeel.kernels.client_axis import current_level, map_tensors, outside, put_back, take_off
 from fedkeel.kernels.composites import COMPOSITES
 from fedkeel.kernels.keyed_dropout import DRAWING, Drop, KeyedDropout, draws_in_place, dropout
 from fedkeel.kernels.layers import GPU_TYPES
@@ -52,6 +52,7 @@ OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.cat: of.cat,
     torch.unbind: unbind,
     Tensor.unbind: unbind,
+    torch.view_as_complex: of.view_as_complex,
     adapt_linear: adapted.adapt_linear,
     scan_lstm: recurrent.scan_lstm,
     recurrent.step_gru: recurrent.scan_gru,
@@ -61,14 +62,13 @@ RELU_IN_PLACE = {torch.relu_, Tensor.relu_}
 ADD = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
 ADD_IN_PLACE = {Tensor.add_, Tensor.__iadd__}
 DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
+REQUIRES_GRAD = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 QUERIES = {
-    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda",
-                                                 "is_nested", "layout")),
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda", "is_nested", "layout")),
     Tensor.dim, Tensor.size, Tensor.numel, Tensor.__len__, Tensor.is_floating_point, torch.is_floating_point,
     torch.numel, Tensor.is_complex, torch.is_complex,
 }  # fmt: skip
 """What asks for a shape or a type, and never for values."""
-
 
 COSTLY = {
     *"conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d unfold fold bilinear linear".split(),
@@ -111,6 +111,8 @@ class StackedFunctions(KeyedDropout):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func == REQUIRES_GRAD:
+            return self.needs_gradient(args[0])
         if func in QUERIES:
             return self.at.compute if func == DTYPE and id(args[0]) in self.names else func(*args, **kwargs)
         if current_level() != self.level:  # the network itself uses vmap or grad
@@ -179,6 +181,12 @@ class StackedFunctions(KeyedDropout):
         map_tensors(note, given)
         return any(id(value) in self.pending or take_off(value, self.level)[1] for value in found)
 
+    def needs_gradient(self, value: Tensor) -> bool:
+        """Whether a tensor requires gradients, which vmap hides."""
+        if norm := self.pending.get(id(value)):
+            return norm.graded
+        return id(value) in self.names or take_off(self.values.get(id(value), value), self.level)[0].requires_grad
+
     def operand(self, value: Tensor) -> Operand:
         name = self.names.get(id(value))
         return Operand(*take_off(self.actual(value) if name is None else value, self.level), name)
@@ -196,7 +204,8 @@ class StackedFunctions(KeyedDropout):
         if one in self.values:
             return self.values[one]
         if self.mixed and one in self.names and one not in self.lowered:
-            self.lowered[one] = value.to(self.at.compute)
+            with torch.enable_grad():  # the first to read it may want no gradient
+                self.lowered[one] = value.to(self.at.compute)
         return self.lowered.get(one, value)
 
     def drop(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -227,10 +236,15 @@ class StackedFunctions(KeyedDropout):
                 self.stand_ins.append(norm.given)
             return put_back(y, self.level)
 
+    def find_waiting(self, given: Any) -> PendingNorm | None:
+        """The norm that waits in the place of a tensor, if what is called now has gradients as the norm has."""
+        norm = self.pending.get(id(given))
+        return norm if norm is not None and norm.graded == torch.is_grad_enabled() else None
+
     def join(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """Join a shortcut or a ReLU to a norm that waits for it; compute norms before anything is changed in place."""
         first = args[0] if args else None
-        norm = self.pending.get(id(first))
+        norm = self.find_waiting(first)
         in_place = changes_in_place(func, kwargs)
         if norm is None and in_place and not (isinstance(first, Tensor) and not first.is_floating_point()):
             self.flush()  # not for the counters of batch norms
@@ -246,7 +260,7 @@ class StackedFunctions(KeyedDropout):
         if (func in ADD or func in ADD_IN_PLACE) and len(args) == 2 and not kwargs:
             other = args[1]
             if norm is None and not in_place:
-                first, other, norm = other, first, self.pending.get(id(other))
+                first, other, norm = other, first, self.find_waiting(other)
             if norm is None or norm.shortcut is not None or other is first or not isinstance(other, Tensor):
                 return None
             beside, stacked = take_off(self.actual(other), self.level)
@@ -270,19 +284,6 @@ class StackedFunctions(KeyedDropout):
             if getattr(norm.norm, "running", None):
                 self.values[one] = self.compute(self.pending.pop(one))
         return _pytree.tree_map_only(Tensor, self.actual, output) if self.stand_ins else output
-
-
-def map_tensors(f: Callable[[Tensor], Any], given: Any) -> Any:
-    """Apply f to the tensors in arguments; PyTorch's own walk through containers takes several times as long."""
-    if isinstance(given, Tensor):
-        return f(given)
-    if type(given) in (tuple, list):
-        return type(given)(map_tensors(f, part) for part in given)
-    if isinstance(given, tuple) and hasattr(given, "_fields"):
-        return tuple(map_tensors(f, part) for part in given)
-    if type(given) is dict:
-        return {name: map_tensors(f, part) for name, part in given.items()}
-    return given
 
 
 def name_of(func: Callable[..., Any]) -> str:

@@ -63,8 +63,13 @@ def _axes_after(module: nn.Module, axes: int) -> int:
             return 3 * int(axes == 3)
 
 
+def has_backward_hooks(part: nn.Module) -> bool:
+    """Whether a module has hooks that see gradients, or change them."""
+    return bool(part._backward_hooks or part._backward_pre_hooks)
+
+
 def _is_supported(part: nn.Module) -> bool:
-    if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or "forward" in vars(part):
+    if part._forward_hooks or part._forward_pre_hooks or has_backward_hooks(part) or "forward" in vars(part):
         return False
     match part:
         case nn.Conv2d():

@@ -177,6 +177,14 @@ def _margins(padding: Any, kernel: tuple[int, int], stride: tuple[int, int]) -> 
     return _pair(padding)
 
 
+# ---- views ---------------------------------------------------------------------------------------------------------
+def view_as_complex(at: StackedPass, x: Operand) -> Tensor | None:
+    """Pairs of a leaf as complex numbers; where it begins at an odd place, PyTorch takes none."""
+    if not x.stacked or x.name is None:
+        return None
+    return torch.view_as_complex(at.low(x).clone(memory_format=torch.contiguous_format))
+
+
 # ---- tables, attention ---------------------------------------------------------------------------------------------
 def embedding(
     at: StackedPass, numbers: Operand, weight: Operand, padding_idx: int | None = None, max_norm: float | None = None,

@@ -29,24 +29,29 @@ class Norm(Protocol):
 
 @dataclass(frozen=True)
 class PendingNorm:
-    """A norm that has not been computed, and a shortcut that is added to it; `given` is x as the network sees it."""
+    """A norm that has not been computed, and a shortcut that is added to it; `given` is x as the network sees it.
+
+    Whether gradients flow through it was decided where the network called it, not where its values are read.
+    """
 
     x: Tensor  # [clients, batch, channels, …]
     norm: Norm
     shortcut: Tensor | None = None
     given: Tensor | None = None
+    graded: bool = field(default_factory=torch.is_grad_enabled)
 
     def add(self, shortcut: Tensor) -> PendingNorm:
         return replace(self, shortcut=shortcut, given=None)  # the shortcut may be x itself
 
     def compute(self, relu: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return the norm, and x for later uses, whose slopes the norm's own gradient then adds."""
-        images = as_images(self.x)
-        beside = None if self.shortcut is None else as_images(self.shortcut.to(images.dtype))
-        passes = self.given is not None and self.x.requires_grad and torch.is_grad_enabled()
-        made = self.norm(images.contiguous(), beside, relu, passes)
-        y, passed = made if isinstance(made, tuple) else (made, None)
-        return self.as_given(y), None if passed is None else self.as_given(passed)
+        with torch.set_grad_enabled(self.graded):
+            images = as_images(self.x)
+            beside = None if self.shortcut is None else as_images(self.shortcut.to(images.dtype))
+            passes = self.given is not None and self.x.requires_grad and self.graded
+            made = self.norm(images.contiguous(), beside, relu, passes)
+            y, passed = made if isinstance(made, tuple) else (made, None)
+            return self.as_given(y), None if passed is None else self.as_given(passed)
 
     def as_given(self, images: Tensor) -> Tensor:
         return images.view(*self.x.shape[:2], *self.x.shape[3:], -1).movedim(-1, 2)

@@ -32,11 +32,25 @@ def read_network(given: Any) -> nn.Module | None:
             "the model has layers that do not know their size yet, such as LazyLinear.",
             "call it once with a sample before: model(x[:1])",
         )
+    lasting = network.state_dict().keys()
     if any(parameter.is_complex() for parameter in network.parameters()):
         raise ExperimentError(
             "the model has complex parameters, which are not trained.",
             "keep a real one of shape […, 2], and take torch.view_as_complex(self.weight) of it",
         )
+    for name, parameter in network.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise ExperimentError(
+                f"the model's {name} has a hook on its gradient, which copies of the model would not have.",
+                "change gradients in a rule (docs/guides/methods.md); what is not to be trained needs requires_grad "
+                "False",
+            )
+    for name, buffer in network.named_buffers():
+        if buffer.layout is not torch.strided and name in lasting:
+            raise ExperimentError(
+                f"the model's buffer {name} is sparse, and clients would have copies of it.",
+                f'register_buffer("{name.rpartition(".")[2]}", …, persistent=False), or buffer.to_dense()',
+            )
     for name, part in network.named_modules():
         if (word := next((word for word, one in list_functions(part) if encloses(one, network)), None)) is not None:
             raise ExperimentError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any, NamedTuple, TypeVar
@@ -17,7 +18,8 @@ from torch.utils import _pytree
 from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 from fedkeel.core.trees import Tree
-from fedkeel.errors import ExperimentError
+from fedkeel.errors import ExperimentError, ModelError
+from fedkeel.text import in_one_line
 
 COPIED = 256 << 20  # bytes of frozen weights that a trial has of its own
 
@@ -85,7 +87,7 @@ def place_function(function: Function, place: Place) -> Function:
     as_outputs = place._replace(compute=place.dtype)
     try:
         return copy_whole(function)._apply(as_outputs.convert)
-    except (TypeError, RuntimeError):  # it holds what cannot be copied
+    except (ModelError, TypeError, RuntimeError):  # it holds what cannot be copied
         return function
 
 
@@ -103,7 +105,16 @@ def copy_trained(module: nn.Module) -> nn.Module:
 
 def copy_whole(module: nn.Module, known: Mapping[int, Tensor] | None = None) -> nn.Module:
     """Copy a network, except what is `known` by its identity."""
-    made = copy.deepcopy(module, {**list_results(module), **(known or {})})
+    try:
+        made = copy.deepcopy(module, {**list_results(module), **(known or {})})
+    except TypeError as error:
+        raise ModelError(
+            f"the network cannot be copied: {in_one_line(error)}",
+            "open files, and make locks and generators, where they are used",
+        ) from error
+    for buffer in made.buffers():
+        if buffer.layout is torch.strided and 0 in buffer.stride():  # numbers that share a place cannot be written
+            buffer.data = buffer.contiguous()
     for parameter in made.parameters():
         if not parameter.is_leaf:  # TorchScript's copies follow from their originals, whose type gradients would have
             parameter.detach_().requires_grad_()
@@ -139,14 +150,28 @@ def is_frozen(part: nn.Module) -> bool:
 
 
 def name_travelling_buffers(module: nn.Module) -> list[str]:
-    """Name the floating-point buffers that clients have copies of: not those of frozen modules, nor those that the
-    module itself leaves out of its state, as it can make them again."""
+    """Name the floating-point buffers that clients have copies of: not those of frozen modules, nor masks, nor those
+    that the module itself leaves out of its state, as it can make them again."""
     fixed = {
         f"{name}.{own}".lstrip(".")
         for name, part in module.named_modules()
         for own in (part._buffers if is_frozen(part) else part._non_persistent_buffers_set)
     }
-    return [name for name, buffer in module.named_buffers() if buffer.is_floating_point() and name not in fixed]
+    named = [(name, buffer) for name, buffer in module.named_buffers() if buffer.is_floating_point()]
+    return [name for name, buffer in named if name not in fixed and not is_mask(buffer)]
+
+
+def is_mask(buffer: Tensor) -> bool:
+    """Whether some of a buffer's numbers are infinite, and others are not: it hides places, and is never averaged."""
+    infinite = torch.isinf(buffer)
+    return bool(infinite.any()) and not bool(infinite.all())
+
+
+def write_state(module: nn.Module, named: Mapping[str, Tensor]) -> None:
+    """Write named tensors into a network; the versions of its parts, which some networks ask for, are today's."""
+    state = OrderedDict(named)
+    state._metadata = getattr(module.state_dict(), "_metadata", None)  # type: ignore[attr-defined]
+    module.load_state_dict(state, strict=False)
 
 
 def read_buffers(module: nn.Module, start: Mapping[str, Tensor]) -> Tree | None:

@@ -92,6 +92,8 @@ def has_shape(one: Tensor | None, other: Tensor | None) -> bool:
 def sum_up(weight: Tensor) -> Tensor:
     """Two numbers that change with a weight; a version does not, where it is written through `.data`."""
     found, wide = weight.detach(), torch.float32 if weight.device.type == "mps" else torch.float64
+    if not (found.is_floating_point() or found.is_complex()):
+        return torch.stack([found.sum(dtype=torch.int64), found.count_nonzero()])
     return torch.stack([found.sum(dtype=wide), torch.linalg.vector_norm(found, dtype=wide)])
 
 

@@ -38,10 +38,11 @@ def try_out(task: Task) -> None:
                 task.losses(model, clone_tensors(tensors), task.predict(model, tensors))
         except FedkeelError:
             raise
-        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError, AssertionError) as error:
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
             shapes = ", ".join(f"{tuple(part.shape[1:])} of {part.dtype}".replace("torch.", "") for part in tensors)
+            said = f"KeyError: {error}" if isinstance(error, KeyError) else in_one_line(error)
             raise ModelError(
-                f"the model or the loss does not take a sample of {whose} ({shapes}): {in_one_line(error)}",
+                f"the model or the loss does not take a sample of {whose} ({shapes}): {said}",
                 "a module is moved to the device, layers in a plain list are not (nn.ModuleList); in a function "
                 "of your own, write weights.to(output)"
                 if "same device" in str(error)

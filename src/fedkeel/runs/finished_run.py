@@ -19,7 +19,7 @@ from fedkeel.errors import FolderError, RequestError, explain_typos, require_kno
 from fedkeel.importing import Trust
 from fedkeel.methods.named import NamedModel
 from fedkeel.models import check_name
-from fedkeel.problems.module_state import copy_whole, read_frozen
+from fedkeel.problems.module_state import copy_whole, read_frozen, write_state
 from fedkeel.problems.problem import Problem, Recorded, digest_tensors
 from fedkeel.runs import checkpoint
 from fedkeel.runs.checkpoint import check_base
@@ -181,7 +181,7 @@ class Run:
         start = start_weights(Path(self.plan.init)) if frozen and self.plan.init is not None else {}
         state = {name: tensor for name, tensor in start.items() if name in frozen}
         state |= {name: tensor for tree in self.at(which).deployed.values() for name, tensor in tree.items()}
-        module.load_state_dict(state, strict=False)
+        write_state(module, state)
         if frozen:
             check_base(self.path or Path(), self.base, digest_tensors(frozen))
         return module

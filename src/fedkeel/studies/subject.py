@@ -19,7 +19,7 @@ from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import RequestError
 from fedkeel.problems.calling import arrange_inputs
-from fedkeel.problems.module_state import copy_whole
+from fedkeel.problems.module_state import copy_whole, write_state
 from fedkeel.problems.predictions import find_hits
 from fedkeel.randomness import choice, key
 from fedkeel.runs import checkpoint
@@ -110,7 +110,7 @@ class Subject(Probe):
         made = copy_whole(self.task.module).eval()
         named = dict(params.only(self.task.initial.layout).items())
         named |= {} if self.buffers is None else dict(self.buffers.items())
-        made.load_state_dict(named, strict=False)
+        write_state(made, named)
         return made
 
     @cached_property

@@ -21,6 +21,7 @@ from torch.utils import _pytree
 
 from fedkeel.core.trees import Tree
 from fedkeel.errors import ModelError
+from fedkeel.kernels.network import has_backward_hooks
 from fedkeel.kernels.operators import StackedPass
 from fedkeel.kernels.shortened import shorten
 from fedkeel.problems.calling import without_turns
@@ -34,6 +35,7 @@ class ModuleCaller(nn.Module):
 
     def __init__(self, model: nn.Module):
         super().__init__()
+        check_stackable(model)
         self.model = model
         self.others = list_other_names(model)
 
@@ -172,6 +174,7 @@ def convert_output(output: Any, dtype: torch.dtype) -> Any:
     return _pytree.tree_map(convert, output)
 
 
+AS_IT_CAN = "use --engine auto or serial, which then trains one client after another, and not in bfloat16"
 COMPUTED_AGAIN = "it computes something again for the gradient, as torch.utils.checkpoint does"
 GRADIENTS_INSIDE = "it takes gradients of its own, for which torch.func.grad can be stacked"
 REASONS = {
@@ -183,10 +186,12 @@ REASONS = {
     "escaped from inside": COMPUTED_AGAIN,
     "setup_context": "its own autograd.Function has neither setup_context nor a rule for vmap",
     "does not have vmap support": "its own autograd.Function has no rule for vmap (generate_vmap_rule = True may do)",
-    "random operation": "it draws random numbers, and not by dropout",
+    "random operation": "it draws random numbers otherwise than by plain dropout",
     "accessing `data`": "it uses the data of a tensor (.data), in place of which .detach() can be stacked",
     "inplace arithmetic": "it writes into a tensor that it has made itself",
     "doesn't match the broadcast shape": "it writes into a tensor that it has made itself",
+    "register a hook": "it has hooks on gradients",
+    "as parameter": "it assigns parameters when it is called",
     "requires_grad_()": GRADIENTS_INSIDE,
     "does not require grad": GRADIENTS_INSIDE,
     "inside a functorch transform": GRADIENTS_INSIDE,
@@ -201,7 +206,7 @@ def explain_unstackable(*, turns: bool = False) -> Iterator[None]:
     try:
         with nullcontext() if turns else without_turns():
             yield
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, TypeError) as error:
         first = str(error).split("\n", 1)[0]
         reason = next((words for part, words in REASONS.items() if part in first), first)
         if unknown := re.search(r"Batching rule not implemented for aten::(\w+)", first):
@@ -210,8 +215,17 @@ def explain_unstackable(*, turns: bool = False) -> Iterator[None]:
             raise
         raise ModelError(
             f"this model cannot be stacked: {reason}{find_place(error)}",
-            "use --engine auto or serial, which then trains one client after another, in float32",
+            AS_IT_CAN,
         ) from error
+
+
+def check_stackable(model: nn.Module) -> None:
+    """Refuse what vmap would leave out without a word, or cannot take at all."""
+    hooked = [name for name, part in model.named_modules() if has_backward_hooks(part)]
+    sparse = [name for name, buffer in model.named_buffers() if buffer.layout is not torch.strided]
+    if hooked or sparse:
+        what = f"its part {hooked[0] or 'itself'} has hooks on gradients" if hooked else f"its {sparse[0]} is sparse"
+        raise ModelError(f"this model cannot be stacked: {what}", AS_IT_CAN)
 
 
 def find_place(error: BaseException) -> str:
