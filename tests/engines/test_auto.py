@@ -250,6 +250,7 @@ def test_shares_of_clients_are_whole_batches():
     assert FewerSamples(Clients(), 1.0, 8).sizes.tolist() == [0, 3, 8, 100, 101]
 
 
+@pytest.mark.slow
 def test_a_real_pool_can_be_prepared_again():
     """As after measuring: what the workers were made for before leaves no trace."""
     problem = small_problem()

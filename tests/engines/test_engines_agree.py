@@ -75,6 +75,7 @@ def test_what_a_worker_raises_reaches_the_caller(small):
         fk.run(experiment(problem), engine="processes", workers=1)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_named_and_the_others_end(small, monkeypatch):
     started = []
 

@@ -52,7 +52,7 @@ def test_a_captured_graph_orthogonalises_as_the_cpu_does(dtype: torch.dtype, tol
         assert (found.cpu().double() - wanted).norm() < tolerance * wanted.norm()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.bfloat16, marks=pytest.mark.slow), torch.float32])
 def test_no_singular_value_grows_beyond_what_newton_schulz_allows(dtype: torch.dtype) -> None:
     """Of small matrices with falling singular values, of which rounding may make negative squares."""
     for rows, columns in ((32, 9), (10, 128), (16, 27), (24, 200)):

@@ -230,6 +230,7 @@ def test_sixty_runs_of_eight_hundred_rounds_fit(tmp_path):
     assert len(page(sixty_runs(tmp_path)).encode()) < MOST_BYTES / 3
 
 
+@pytest.mark.slow
 def test_sixty_runs_of_eight_hundred_rounds_are_thinned_and_told_apart(tmp_path, data_of, drawn_only):
     text = page(sixty_runs(tmp_path, tracked=False))
     groups = data_of(text)["settings"][0]["groups"]

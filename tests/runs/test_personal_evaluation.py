@@ -159,7 +159,7 @@ def test_a_model_is_judged_again_only_when_it_was_trained(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("model", ["global", "local", "received"])
-@pytest.mark.parametrize("engine", ["processes", "stacked"])
+@pytest.mark.parametrize("engine", [pytest.param("processes", marks=pytest.mark.slow), "stacked"])
 def test_engines_judge_alike(engine, model):
     policy = {"model": model, "accuracy": "batch-mean", "batch": 4}
     exp = experiment("fedala", evaluation=policy, rounds=2)

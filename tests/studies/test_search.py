@@ -297,7 +297,10 @@ def test_a_full_disk_stops_a_study_and_counts_against_no_candidate(monkeypatch):
 SMALL = {"rounds": 2, "first": 1, "candidates": 2, "seeds": [5], "partition": "dirichlet:alpha=0.5,clients=3"}
 
 
-@pytest.mark.parametrize("judged", [{}, {"evaluation": {"model": "global", "tune": True, "report": "last"}}])
+TUNED = {"evaluation": {"model": "global", "tune": True, "report": "last"}}
+
+
+@pytest.mark.parametrize("judged", [{}, pytest.param(TUNED, marks=pytest.mark.slow)])
 def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel, judged, drawn_only):
     Path("search.toml").write_text(tomli_w.dumps(BASE | SMALL | judged))
     done = fedkeel("search", "search.toml", "--engine", "serial", "--no-progress", "--json")
