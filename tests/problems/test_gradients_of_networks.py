@@ -77,6 +77,20 @@ def test_tensors_say_whether_they_require_gradients(asked):
     assert not torch.allclose(plain, doubled)  # the answer was yes
 
 
+def test_what_a_frozen_norm_gives_requires_no_gradient():
+    def forward(of, x):
+        z = of["norm"](of["conv"](x))
+        return of["head"](z.mean((2, 3))) * (2.0 if z.requires_grad else 1.0)
+
+    def make():
+        net = Net(forward, conv=nn.Conv2d(3, 4, 3), norm=nn.GroupNorm(2, 4), head=nn.Linear(4, CLASSES))
+        net.layers["conv"].requires_grad_(False)
+        net.layers["norm"].requires_grad_(False)
+        return net
+
+    same_on_engines(make)
+
+
 def hook_tensors(of, x):
     z = of["body"](x.flatten(1))
     if z.requires_grad:

@@ -65,10 +65,10 @@ DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
 REQUIRES_GRAD = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 QUERIES = {
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda", "is_nested", "layout")),
-    Tensor.dim, Tensor.size, Tensor.numel, Tensor.__len__, Tensor.is_floating_point, torch.is_floating_point,
-    torch.numel, Tensor.is_complex, torch.is_complex,
+    REQUIRES_GRAD, Tensor.dim, Tensor.size, Tensor.numel, Tensor.__len__, Tensor.is_floating_point,
+    torch.is_floating_point, torch.numel, Tensor.is_complex, torch.is_complex,
 }  # fmt: skip
-"""What asks for a shape or a type, and never for values."""
+"""What asks for a shape, a type or whether gradients flow, and never for values."""
 
 COSTLY = {
     *"conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d unfold fold bilinear linear".split(),
@@ -111,9 +111,9 @@ class StackedFunctions(KeyedDropout):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func == REQUIRES_GRAD:
-            return self.needs_gradient(args[0])
         if func in QUERIES:
+            if func == REQUIRES_GRAD:
+                return self.needs_gradient(args[0])
             return self.at.compute if func == DTYPE and id(args[0]) in self.names else func(*args, **kwargs)
         if current_level() != self.level:  # the network itself uses vmap or grad
             return func(*self.ready(args), **self.ready(kwargs))
@@ -184,7 +184,7 @@ class StackedFunctions(KeyedDropout):
     def needs_gradient(self, value: Tensor) -> bool:
         """Whether a tensor requires gradients, which vmap hides."""
         if norm := self.pending.get(id(value)):
-            return norm.graded
+            return norm.needs_gradient
         return id(value) in self.names or take_off(self.values.get(id(value), value), self.level)[0].requires_grad
 
     def operand(self, value: Tensor) -> Operand:

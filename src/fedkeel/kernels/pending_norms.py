@@ -22,6 +22,9 @@ class Norm(Protocol):
     Where it `passes` the images on it returns them too, for their other uses.
     """
 
+    weight: Operand | None
+    bias: Operand | None
+
     def __call__(
         self, images: Tensor, shortcut: Tensor | None, relu: bool, passes: bool
     ) -> Tensor | tuple[Tensor, Tensor]: ...
@@ -43,9 +46,15 @@ class PendingNorm:
     def add(self, shortcut: Tensor) -> PendingNorm:
         return replace(self, shortcut=shortcut, given=None)  # the shortcut may be x itself
 
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether gradients flow through it: not where all that it is made of is frozen."""
+        of_norm = (part.value for part in (self.norm.weight, self.norm.bias) if part is not None)
+        return self.graded and any(part.requires_grad for part in (self.x, self.shortcut, *of_norm) if part is not None)
+
     def compute(self, relu: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return the norm, and x for later uses, whose slopes the norm's own gradient then adds."""
-        with torch.set_grad_enabled(self.graded):
+        with torch.set_grad_enabled(self.needs_gradient):
             images = as_images(self.x)
             beside = None if self.shortcut is None else as_images(self.shortcut.to(images.dtype))
             passes = self.given is not None and self.x.requires_grad and self.graded
