@@ -96,6 +96,9 @@ def test_a_folder_of_tables_is_a_problem(small, tmp_path):
         folder = tmp_path / kind
         folder.mkdir()
         (folder / "notes.txt").write_text("no table")
+        (folder / ".trash").mkdir()
+        for left_behind in ("._a.csv", "~a.csv", ".trash/a.csv"):  # by macOS, by an office program
+            (folder / left_behind).write_text("a,b,label\n1,2,0\n")
         for name, data in zip(("a", "b", "c", "test"), (*small.clients, small.test), strict=True):
             table = frame(data, "diagnosis")
             if name == "b" and kind == "csv":  # a client may have several files

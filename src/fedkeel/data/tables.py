@@ -36,7 +36,7 @@ def open_folder(folder: Path) -> tuple[list[Table], Table | None]:
     if not folder.is_dir():
         raise DataError(f"there is no folder of clients: {folder}", "clients=FOLDER holds one CSV or Parquet file each")
     refuse_others(folder)
-    inside = [one for one in sorted(folder.iterdir()) if one.suffix.lower() in SUFFIXES or holds_tables(one)]
+    inside = [one for one in sorted(folder.iterdir()) if is_table(one) or holds_tables(one)]
     clients = [one for one in inside if one.stem.lower() != TEST]
     if not clients:
         raise DataError(f"{folder} holds no CSV or Parquet file of a client.", "one file, or one folder, for each")
@@ -49,15 +49,24 @@ def open_folder(folder: Path) -> tuple[list[Table], Table | None]:
 def refuse_others(folder: Path) -> None:
     """Refuse a folder with tables of other kinds, beside those that are read or in a folder of a client."""
     files = [one for one in sorted([*folder.glob("*"), *folder.glob("*/*")]) if one.suffix.lower() in OTHERS]
-    if names := [str(one.relative_to(folder)) for one in files if one.is_file() and one.name[0] not in ".~"]:
+    if names := [str(one.relative_to(folder)) for one in files if one.is_file() and not is_hidden(one)]:
         raise DataError(
             f"{folder} holds files that would not be read: {', '.join(names)}.",
             f"write tables as {' or '.join(SUFFIXES)}, and keep other files elsewhere",
         )
 
 
+def is_hidden(path: Path) -> bool:
+    """Whether a program left a file or a folder for itself, as macOS and editors do."""
+    return path.name[0] in ".~"
+
+
+def is_table(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not is_hidden(path)
+
+
 def holds_tables(path: Path) -> bool:
-    return path.is_dir() and any(one.suffix.lower() in SUFFIXES for one in path.iterdir())
+    return path.is_dir() and not is_hidden(path) and any(map(is_table, path.iterdir()))
 
 
 def open_table(path: Path) -> Table:
@@ -66,7 +75,7 @@ def open_table(path: Path) -> Table:
         import pandas
     except ImportError as error:
         raise DataError(f"{path} needs pandas, which is not installed.", "pip install 'fedkeel[pandas]'") from error
-    files = sorted(one for one in path.iterdir() if one.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
+    files = sorted(filter(is_table, path.iterdir())) if path.is_dir() else [path]
     if not files or any(one.suffix.lower() not in SUFFIXES for one in files):
         raise DataError(f"{path} is no table that fedkeel reads.", f"give a file that ends in {' or '.join(SUFFIXES)}")
     try:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.data.storage.pictures import decode_image
-from fedkeel.data.tables import SUFFIXES, refuse_others
+from fedkeel.data.tables import SUFFIXES, is_hidden, refuse_others
 from fedkeel.errors import DataError, nearest
 from fedkeel.text import first_line, plural
 
@@ -94,7 +94,7 @@ def read_site_files(folder: Path, columns: Sequence[str], label: str, like: Samp
 
 def list_visible(folder: Path) -> list[Path]:
     """List what is in a folder, but for what other programs hide there: ._one.csv, .~lock.one.csv, ~one.csv."""
-    return sorted(path for path in folder.iterdir() if path.name[0] not in ".~")
+    return sorted(path for path in folder.iterdir() if not is_hidden(path))
 
 
 def refuse_folders(folder: Path, others: Sequence[Path]) -> None:
