@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import numpy as np
 
-from fedkeel.errors import nearest
+from fedkeel.errors import RequestError, nearest
 from fedkeel.ranges import Range
 
 Refusal = Callable[[str, str], Exception]
@@ -87,6 +87,17 @@ def read_values(
                 hint = nearest(value, map(str, get_args(wanted)), "choices")
             raise error(f"{word}{f' of {what}' if what else ''} {fault}: {show_value(value)}", hint)
     return converted
+
+
+def list_given(given: Any, what: str, alone: tuple[type, ...] = (str,)) -> list[Any]:
+    """Return what was given as a list: None is none, and one alone needs no list."""
+    if given is None:
+        return []
+    if isinstance(given, alone) or callable(given):
+        return [given]
+    if not isinstance(given, Iterable):
+        raise RequestError(f"{what} are a list, not {show_value(given)}", f"{what}=[…]")
+    return list(given)
 
 
 def read_line(kind: Any, data: Any) -> dict[str, Any]:

@@ -294,6 +294,13 @@ def test_a_table_without_rows_is_a_client_without_samples(small, tmp_path):
     assert problem.data.sizes.tolist() == [0, 2]
 
 
+def test_sparse_samples_and_what_cannot_prepare_them_are_refused(small):
+    with pytest.raises(fk.DataError, match="client 0 has sparse tensors"):
+        trained(replace(small, clients=[(x.to_sparse(), y) for x, y in small.clients]))
+    with pytest.raises(fk.ExperimentError, match="the prepare of a problem is a function, not int"):
+        replace(small, prepare=1)
+
+
 def test_pictures_are_read_without_a_warning(small, recwarn):
     image = pytest.importorskip("PIL.Image")
     picture = image.fromarray(np.zeros((2, 3), np.uint8))

@@ -11,7 +11,7 @@ import torch
 from for_each import for_each
 
 import fedkeel as fk
-from fedkeel.errors import DataError, ExperimentError, FolderError, MethodError, RunError
+from fedkeel.errors import DataError, ExperimentError, FolderError, MethodError, RequestError, RunError
 from fedkeel.runs import checkpoint
 from fedkeel.runs.run_folder import RunFolder
 from problems import small_problem
@@ -265,3 +265,27 @@ def test_tensors_of_different_length():
     clients = [problem.clients[0], (torch.ones(3), torch.ones(2))]
     with pytest.raises(DataError, match="client 1 differ in length"):
         fk.run(experiment(1, problem=fk.Problem(problem.loss, clients, problem.model)))
+
+
+@for_each(
+    "given, words",
+    [
+        ({"engine": {"name": "serial"}}, "an engine is a name, not dict"),
+        ({"track": [1]}, "a tracker is a name or a function, not int"),
+        ({"track": 1}, "trackers are a list"),
+        ({"metrics": 1}, "metrics are a list"),
+        ({"callbacks": 1}, "callbacks are a list"),
+        ({"progress": 1}, "progress is True, False, None or a follower"),
+        ({"out": b"runs"}, "out is the path of a folder, not bytes"),
+        ({"keep_params": "no"}, "keep_params must be true or false"),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused_in_a_line(given, words):
+    with pytest.raises(RequestError, match=words) as refused:
+        fk.run(experiment(), **{"engine": "serial"} | given)
+    assert refused.value.hint
+
+
+def test_nothing_asked_for_may_be_written_as_none():
+    run = fk.run(experiment(), engine="serial", track=None, metrics=None, callbacks=None)
+    assert run.result == fk.run(experiment(), engine="serial").result

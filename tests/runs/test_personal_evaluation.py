@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 import weakref
+from itertools import product
 
 import pytest
 import torch
@@ -46,6 +48,23 @@ def test_the_global_model_on_each_clients_data():
     assert last.accuracy == pytest.approx(sum(s * n for s, n in zip(scores, SIZES, strict=True)) / sum(SIZES))
     assert last.extra["client_accuracy_worst"] == pytest.approx(min(scores))
     assert "server_accuracy" in last.extra
+
+
+def margin(output, target):
+    return output.gather(1, target[:, None])[:, 0] - output.mean(1)
+
+
+@for_each("second, before, metric", product((0, 1), (True, False), ({"margin": margin}, ["f1"])))
+def test_a_run_may_go_on_with_other_metrics(second, before, metric):
+    """Clients that did not train since they were judged are judged again, where something else is measured now."""
+    first, then = (metric, ()) if before else ((), metric)
+    plan = {"evaluation": {"model": "local"}, "participants": [list(range(len(SIZES))), [second]]}
+    with tempfile.TemporaryDirectory() as folder:
+        fk.run(experiment(rounds=1, **plan), out=folder, engine="serial", metrics=first)
+        resumed = fk.run(experiment(rounds=2, **plan), out=folder, engine="serial", metrics=then)
+    assert (
+        resumed.records[1].extra == fk.run(experiment(rounds=2, **plan), engine="serial", metrics=then).records[1].extra
+    )
 
 
 def test_batches_may_weigh_alike_though_the_last_is_short():

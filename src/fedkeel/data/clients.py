@@ -63,6 +63,8 @@ def to_tensors(data: Any, whose: str) -> Sample:
             f"{whose} is not made of tensors: {error}",
             "give a tensor, or a tuple or dict of them; words are numbered, texts of unequal length are padded",
         ) from None
+    if any(tensor.layout is not torch.strided for tensor in tensors):
+        raise DataError(f"{whose} has sparse tensors, whose rows cannot be taken.", "give them with .to_dense()")
     if not tensors or any(t.dim() == 0 or len(t) != len(tensors[0]) for t in tensors):
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
         raise DataError(f"the tensors of {whose} differ in length: {shapes}", "rows are samples, in each of them")

@@ -67,9 +67,11 @@ class ChosenEngine(NamedTuple):
 
 def check_name(name: str) -> None:
     """Refuse the name of no engine; `module:name` is one of the user's own."""
-    if ":" in str(name) or (name not in ENGINES and find_plugin("engines", str(name)) is not None):
+    if not isinstance(name, str):
+        raise RequestError(f"an engine is a name, not {type(name).__name__}.", f"for example {ENGINES[0]!r}")
+    if ":" in name or (name not in ENGINES and find_plugin("engines", name) is not None):
         return
-    require_known(str(name), (*ENGINES, "auto"), "unknown engine", "engines")
+    require_known(name, (*ENGINES, "auto"), "unknown engine", "engines")
 
 
 def choose_engine(name: str, job: Job, before: str | None = None) -> ChosenEngine:

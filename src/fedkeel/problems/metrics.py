@@ -15,6 +15,7 @@ from torch import Tensor
 from fedkeel.errors import ExperimentError, RequestError, nearest
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.problems.predictions import class_scores, probabilities
+from fedkeel.typed_values import list_given
 
 Metric = Callable[..., Any]
 Given = str | Metric | Iterable["str | Metric"] | Mapping[str, "str | Metric"]
@@ -43,7 +44,7 @@ def find_metrics(given: Given, trust: Trust = Trust.TYPED) -> dict[str, Metric]:
     if isinstance(given, Mapping):
         found = {str(name): find_metric(one, trust) for name, one in given.items()}
     else:
-        several = [given] if isinstance(given, str) or callable(given) else list(given)
+        several = list_given(given, "metrics")
         found = {name_of(one): find_metric(one, trust) for one in several}
     for name in found:
         if name in TAKEN:

@@ -65,11 +65,15 @@ class Problem:
             raise ExperimentError(
                 "a problem has either a model or params.", "Problem(model=module, …) or Problem(params={…}, …)"
             )
-        if not callable(self.loss):
-            raise ExperimentError(
-                f"the loss of a problem is a function, not {type(self.loss).__name__}.",
-                "loss=torch.nn.functional.cross_entropy",
-            )
+        for name, example in (
+            ("loss", "torch.nn.functional.cross_entropy"),
+            ("prepare", "lambda sample, keys: sample"),
+        ):
+            given = getattr(self, name)
+            if not callable(given) and not (name == "prepare" and given is None):
+                raise ExperimentError(
+                    f"the {name} of a problem is a function, not {type(given).__name__}.", f"{name}={example}"
+                )
         if self.params is not None and not self.params:
             raise ExperimentError("the params of a problem are empty.", 'Problem(params={"w": tensor}, …)')
         object.__setattr__(self, "model", read_network(self.model))

@@ -75,6 +75,17 @@ class Judge:
     tested: Known = field(default_factory=Known)
     validated: Known = field(default_factory=Known)
 
+    def recall(self, scores: Mapping[int, list[Scores]]) -> None:
+        """Take up scores of clients' own models from before a stop, where the same is measured now."""
+        always, whole = {"loss", "accuracy"}, {*self.task.whole_metrics}
+
+        def names_now(client: int) -> set[str]:
+            away = whole and next(self.task.parts(f"{CLIENT}{client}"), None) is None  # at a site: they are left out
+            return {*self.task.metrics} - always - (whole if away else set())
+
+        same = {one: parts for one, parts in scores.items() if parts and {*parts[0]} - always == names_now(one)}
+        self.tested.unchanged.update(same)
+
     def settle(self, trained: Iterable[int]) -> None:
         """Note that a round is complete in which these clients trained."""
         policy, clients = self.plan.evaluation, list(trained)

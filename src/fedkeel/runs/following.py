@@ -22,7 +22,7 @@ from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.kept import Followed, write_kept
 from fedkeel.runs.record import RoundRecord
 from fedkeel.text import in_one_line
-from fedkeel.typed_values import check_keys
+from fedkeel.typed_values import check_keys, list_given
 from fedkeel.written_values import parse_fields
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ OWN = Kind("callback", Callback, objects=True, classes=True, functions=True, hin
 
 def find_callbacks(given: Iterable[Given] | Given, trust: Trust = Trust.TYPED) -> list[Callback]:
     """Find callbacks by name; objects of the caller's own stay as they are."""
-    several = [given] if isinstance(given, str | Callback) or callable(given) else list(given)
+    several = list_given(given, "callbacks", (str, Callback))
     found = [find_callback(one, trust) for one in several]
     names = [describe(one) for one in found if type(one) in CALLBACKS.values()]
     for name in names:

@@ -117,7 +117,7 @@ class Loop:
             self.done = self.saved = found.round
             self.server = found.server
             self.store.restore(found.places)
-            self.judge.tested.unchanged.update(found.scores)
+            self.judge.recall(found.scores)
             self.callbacks.restore(found.followed, found.round)
         lines = self.folder.lines_of(None if found is None else found.round)
         read_environment(self.folder.path)  # to know that it can be read

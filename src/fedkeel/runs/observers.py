@@ -25,6 +25,7 @@ from fedkeel.core.trees import Tree
 from fedkeel.errors import RequestError, require_known
 from fedkeel.runs.probe import Probe
 from fedkeel.runs.record import NAMES
+from fedkeel.typed_values import list_given
 
 SPECTRUM_EVERY = 5  # rounds: a transform of every update in each would cost small models several per cent
 MOMENTS = 4  # of a run at which spectra of gradients and perturbations are taken: those cost further gradients
@@ -183,7 +184,10 @@ DUE: dict[str, Due] = {
 
 def as_list(track: Iterable[str | Observer] | str | Observer) -> list[str | Observer]:
     """Return names and functions as a list; one alone needs none."""
-    return [track] if isinstance(track, str) or callable(track) else list(track)
+    for one in (several := list_given(track, "trackers")):
+        if not (isinstance(one, str) or callable(one)):
+            raise RequestError(f"a tracker is a name or a function, not {type(one).__name__}.", 'track=["drift"]')
+    return several
 
 
 def find_observers(track: Iterable[str | Observer] | str | Observer) -> list[Observer]:

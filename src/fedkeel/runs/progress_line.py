@@ -7,6 +7,7 @@ import sys
 import time
 from typing import TextIO
 
+from fedkeel.errors import RequestError
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.loop import Progress
@@ -19,6 +20,11 @@ WIDTH = 24
 def follow(progress: Progress | bool | None) -> Progress | None:
     """Return who follows a run: a line where someone looks at it (None), always (True), or never (False)."""
     if not isinstance(progress, bool) and progress is not None:
+        if not hasattr(progress, "started"):
+            raise RequestError(
+                f"progress is True, False, None or a follower, not {type(progress).__name__}.",
+                "a follower has the methods started, round and finished",
+            )
         return progress
     return ProgressLine(sys.stderr) if progress or (progress is None and is_watched()) else None
 

@@ -14,7 +14,7 @@ import tomli_w
 from filelock import FileLock, Timeout
 
 from fedkeel.core.states import write_text
-from fedkeel.errors import FolderError, RunError, explain_os_errors
+from fedkeel.errors import FolderError, RequestError, RunError, explain_os_errors
 from fedkeel.runs.checkpoint import prune, remove
 from fedkeel.runs.folder import (
     EXPERIMENT,
@@ -40,6 +40,12 @@ class RunFolder:
         self.lines: IO[str] | None = None
         self.sums: IO[str] | None = None
         self.total = 0  # the checksum of all lines so far
+
+    @staticmethod
+    def of(out: str | os.PathLike[str]) -> RunFolder:
+        if not isinstance(out, str | os.PathLike):
+            raise RequestError(f"out is the path of a folder, not {type(out).__name__}.", 'out="runs/first"')
+        return RunFolder(Path(out))
 
     @property
     def checkpoints(self) -> Path:

@@ -126,7 +126,8 @@ class Place:
     def __post_init__(self) -> None:
         check_name(self.engine)
         check_workers(self.workers)
-        read_values({"checkpoint_seconds": self.checkpoint_seconds}, types_of(Place), RequestError)
+        asked = {"checkpoint_seconds": self.checkpoint_seconds, "keep_params": self.keep_params}
+        read_values(asked, types_of(Place), RequestError)
         if self.dtype not in PRECISIONS.values():
             known = " or ".join(map(str, PRECISIONS.values()))
             raise RequestError(f"dtype is a type of torch, not {self.dtype!r}.", known)
@@ -196,7 +197,7 @@ def prepare(
     """Check an experiment and all it is made of, and resume it, whoever trains it then. What must be closed afterwards
     goes to `closing`; `problem` is given where the plan does not make it."""
     require_experiment(experiment)
-    plan, folder = experiment.plan, None if out is None else RunFolder(Path(out))
+    plan, folder = experiment.plan, None if out is None else RunFolder.of(out)
     if folder is not None:
         folder.open()
         closing.callback(folder.close)
