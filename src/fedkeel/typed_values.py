@@ -96,7 +96,7 @@ def list_given(given: Any, what: str, alone: tuple[type, ...] = (str,)) -> list[
     if isinstance(given, alone) or callable(given):
         return [given]
     if not isinstance(given, Iterable):
-        raise RequestError(f"{what} are a list, not {show_value(given)}", f"{what}=[…]")
+        raise RequestError(f"{what} takes a list, not {show_value(given)}", f"{what}=[…]")
     return list(given)
 
 

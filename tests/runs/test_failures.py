@@ -272,9 +272,9 @@ def test_tensors_of_different_length():
     [
         ({"engine": {"name": "serial"}}, "an engine is a name, not dict"),
         ({"track": [1]}, "a tracker is a name or a function, not int"),
-        ({"track": 1}, "trackers are a list"),
-        ({"metrics": 1}, "metrics are a list"),
-        ({"callbacks": 1}, "callbacks are a list"),
+        ({"track": 1}, "track takes a list"),
+        ({"metrics": 1}, "metrics takes a list"),
+        ({"callbacks": 1}, "callbacks takes a list"),
         ({"progress": 1}, "progress is True, False, None or a follower"),
         ({"out": b"runs"}, "out is the path of a folder, not bytes"),
         ({"keep_params": "no"}, "keep_params must be true or false"),

@@ -184,7 +184,7 @@ DUE: dict[str, Due] = {
 
 def as_list(track: Iterable[str | Observer] | str | Observer) -> list[str | Observer]:
     """Return names and functions as a list; one alone needs none."""
-    for one in (several := list_given(track, "trackers")):
+    for one in (several := list_given(track, "track")):
         if not (isinstance(one, str) or callable(one)):
             raise RequestError(f"a tracker is a name or a function, not {type(one).__name__}.", 'track=["drift"]')
     return several
