@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import fedkeel as fk
 from fedkeel.errors import ExperimentError, ModelError
+from fedkeel.problems.module_state import name_travelling_buffers
 
 NORMS = [lambda: nn.BatchNorm2d(4), lambda: nn.GroupNorm(2, 4), lambda: nn.InstanceNorm2d(4, affine=True)]
 
@@ -159,6 +160,13 @@ def test_a_mask_of_infinities_is_no_diverged_model():
     problem = fk.Problem(model=make(), loss=F.cross_entropy, clients=clients, test=clients[0])
     run = fk.run(fk.Experiment(problem=problem, rounds=1, participation=1.0, epochs=1, batch_size=16, lr=0.1))
     assert torch.equal(run.model().shade, shade)
+
+
+def test_running_moments_that_diverge_are_no_mask():
+    norm = nn.BatchNorm1d(3)
+    before = name_travelling_buffers(norm)
+    norm.running_var[0] = float("inf")
+    assert name_travelling_buffers(norm) == before == ["running_mean", "running_var"]
 
 
 @for_each("kind", [torch.int8, torch.bool])

@@ -150,21 +150,23 @@ def is_frozen(part: nn.Module) -> bool:
 
 
 def name_travelling_buffers(module: nn.Module) -> list[str]:
-    """Name the floating-point buffers that clients have copies of: not those of frozen modules, nor masks, nor those
-    that the module itself leaves out of its state, as it can make them again."""
+    """Name the floating-point buffers that clients have copies of."""
     fixed = {
         f"{name}.{own}".lstrip(".")
         for name, part in module.named_modules()
-        for own in (part._buffers if is_frozen(part) else part._non_persistent_buffers_set)
+        for own, buffer in part._buffers.items()
+        if buffer is not None and is_fixed(part, own, buffer)
     }
-    named = [(name, buffer) for name, buffer in module.named_buffers() if buffer.is_floating_point()]
-    return [name for name, buffer in named if name not in fixed and not is_mask(buffer)]
+    return [name for name, buffer in module.named_buffers() if buffer.is_floating_point() and name not in fixed]
 
 
-def is_mask(buffer: Tensor) -> bool:
-    """Whether some of a buffer's numbers are infinite, and others are not: it hides places, and is never averaged."""
-    infinite = torch.isinf(buffer)
-    return bool(infinite.any()) and not bool(infinite.all())
+def is_fixed(part: nn.Module, own: str, buffer: Tensor) -> bool:
+    """Whether a buffer is the same for all clients: of a frozen module, left out of the module's state, as it can make
+    it again, or a mask, some of whose numbers are infinite. Running moments may become so, and are none."""
+    if is_frozen(part) or own in part._non_persistent_buffers_set:
+        return True
+    infinite = torch.isinf(buffer) if buffer.dtype.itemsize > 1 and not isinstance(part, _NormBase) else None
+    return infinite is not None and bool(infinite.any()) and not bool(infinite.all())
 
 
 def write_state(module: nn.Module, named: Mapping[str, Tensor]) -> None:
