@@ -132,6 +132,11 @@ def key_words(of: Tensor, call: int) -> tuple[Tensor, Tensor]:
     return _signed_word(z), _signed_word(z >> 32)
 
 
+def list_gpus(device: torch.device) -> list[torch.device]:
+    """The device, if it is a GPU: what `torch.random.fork_rng` keeps the random numbers of, besides the CPU's."""
+    return [device] if device.type == "cuda" else []
+
+
 def seed_torch(seed: int, device: torch.device) -> None:
     """Seed PyTorch's own generators of the CPU and of one device.
 

@@ -187,7 +187,7 @@ def test_a_sparse_buffer_is_taken_where_it_can_be():
     def make(lasting):
         return Keeps(lambda net: torch.sparse.sum(net.few, 1).to_dense(), few=(torch.eye(CLASSES).to_sparse(), lasting))
 
-    with pytest.raises(ExperimentError, match="few is sparse"):
+    with pytest.raises(ExperimentError, match=r"model.s few is sparse"):
         train("serial", lambda: make(True))
     with pytest.raises(ModelError, match="cannot be stacked: its few is sparse"):
         train("stacked", lambda: make(False))

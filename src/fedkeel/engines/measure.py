@@ -20,6 +20,7 @@ from fedkeel.engines.cost import passes
 from fedkeel.engines.engine import Engine, Training
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import Task
+from fedkeel.randomness import list_gpus
 
 LR = 1e-3  # of steps whose result is thrown away
 TIMES = 3  # that a round is trained to measure it
@@ -109,7 +110,7 @@ def without_traces(device: torch.device) -> Iterator[None]:
     level, python, numpy = log.level, random.getstate(), np.random.get_state()
     log.setLevel(logging.CRITICAL)
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), warnings.catch_warnings():
+        with torch.random.fork_rng(list_gpus(device)), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -7,7 +7,7 @@ from types import CellType, FunctionType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from fedkeel.errors import ExperimentError
@@ -32,7 +32,6 @@ def read_network(given: Any) -> nn.Module | None:
             "the model has layers that do not know their size yet, such as LazyLinear.",
             "call it once with a sample before: model(x[:1])",
         )
-    lasting = network.state_dict().keys()
     if any(parameter.is_complex() for parameter in network.parameters()):
         raise ExperimentError(
             "the model has complex parameters, which are not trained.",
@@ -45,10 +44,10 @@ def read_network(given: Any) -> nn.Module | None:
                 "change gradients in a rule (docs/guides/methods.md); what is not to be trained needs requires_grad "
                 "False",
             )
-    for name, buffer in network.named_buffers():
-        if buffer.layout is not torch.strided and name in lasting:
+    for name, value in network.state_dict().items():
+        if isinstance(value, Tensor) and value.layout is not torch.strided:
             raise ExperimentError(
-                f"the model's buffer {name} is sparse, and clients would have copies of it.",
+                f"the model's {name} is sparse, and clients would have copies of it.",
                 f'register_buffer("{name.rpartition(".")[2]}", …, persistent=False), or buffer.to_dense()',
             )
     for name, part in network.named_modules():

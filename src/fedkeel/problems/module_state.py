@@ -165,8 +165,10 @@ def is_fixed(part: nn.Module, own: str, buffer: Tensor) -> bool:
     it again, or a mask, some of whose numbers are infinite. Running moments may become so, and are none."""
     if is_frozen(part) or own in part._non_persistent_buffers_set:
         return True
-    infinite = torch.isinf(buffer) if buffer.dtype.itemsize > 1 and not isinstance(part, _NormBase) else None
-    return infinite is not None and bool(infinite.any()) and not bool(infinite.all())
+    if isinstance(part, _NormBase) or buffer.dtype.itemsize == 1:  # of numbers of one byte PyTorch does not know it
+        return False
+    infinite = torch.isinf(buffer)
+    return bool(infinite.any()) and not bool(infinite.all())
 
 
 def write_state(module: nn.Module, named: Mapping[str, Tensor]) -> None:

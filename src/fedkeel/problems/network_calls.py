@@ -14,8 +14,8 @@ from torch.utils import _pytree
 from fedkeel.data.clients import Sample
 from fedkeel.errors import ModelError
 from fedkeel.problems.module_state import clone_tensors, copy_trained
-from fedkeel.problems.separability import are_near, list_gpus, train_but_norms
-from fedkeel.randomness import seed_torch
+from fedkeel.problems.separability import are_near, train_but_norms
+from fedkeel.randomness import list_gpus, seed_torch
 
 if TYPE_CHECKING:
     from fedkeel.problems.task import Task
@@ -101,7 +101,7 @@ def repeats_outputs(task: Task, network: nn.Module, client: int, buffers: Mappin
     """Whether a network gives the same when it is called again, with another sample in between."""
     last = int(task.clients.sizes[client]) - 1
     given, other = (task.prepare(task.clients.rows(client, np.array(two))) for two in ([0, last], [last, last]))
-    tolerance = ON_GPU if list_gpus(task) else REPEATED
+    tolerance = ON_GPU if list_gpus(task.device) else REPEATED
 
     def call(sample: Sample) -> list[Any]:
         seed_torch(0, task.device)
@@ -110,7 +110,7 @@ def repeats_outputs(task: Task, network: nn.Module, client: int, buffers: Mappin
         return _pytree.tree_leaves(task.predict(network, clone_tensors(sample)))
 
     found: list[tuple[Any, Any]] = []
-    with torch.random.fork_rng(devices=list_gpus(task)), suppress(Exception):  # training says what is wrong
+    with torch.random.fork_rng(devices=list_gpus(task.device)), suppress(Exception):  # training says what is wrong
         first, _, again = (call(sample) for sample in (given, other, given))
         found += zip(first, again, strict=True)
     return all(are_near(one, other, tolerance) for one, other in found if isinstance(one, Tensor))

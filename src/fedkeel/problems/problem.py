@@ -65,15 +65,16 @@ class Problem:
             raise ExperimentError(
                 "a problem has either a model or params.", "Problem(model=module, …) or Problem(params={…}, …)"
             )
-        for name, example in (
-            ("loss", "torch.nn.functional.cross_entropy"),
-            ("prepare", "lambda sample, keys: sample"),
-        ):
-            given = getattr(self, name)
-            if not callable(given) and not (name == "prepare" and given is None):
-                raise ExperimentError(
-                    f"the {name} of a problem is a function, not {type(given).__name__}.", f"{name}={example}"
-                )
+        if not callable(self.loss):
+            raise ExperimentError(
+                f"the loss of a problem is a function, not {type(self.loss).__name__}.",
+                "loss=torch.nn.functional.cross_entropy",
+            )
+        if self.prepare is not None and not callable(self.prepare):
+            raise ExperimentError(
+                f"the prepare of a problem is a function, not {type(self.prepare).__name__}.",
+                "prepare=lambda sample, keys: sample",
+            )
         if self.params is not None and not self.params:
             raise ExperimentError("the params of a problem are empty.", 'Problem(params={"w": tensor}, …)')
         object.__setattr__(self, "model", read_network(self.model))

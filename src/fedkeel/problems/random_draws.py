@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 from fedkeel.kernels.composites import COMPOSITES
 from fedkeel.kernels.keyed_dropout import DRAWING
 from fedkeel.problems.module_state import copy_trained
-from fedkeel.problems.separability import KEYS, list_gpus, spread, train_but_norms
+from fedkeel.problems.separability import KEYS, spread, train_but_norms
+from fedkeel.randomness import list_gpus
 
 if TYPE_CHECKING:
     from fedkeel.problems.task import Task
@@ -32,7 +33,7 @@ def draws_when_trained(task: Task) -> bool:
         model = task.initial.named() if task.module is None else copy_trained(task.module)
         if isinstance(model, nn.Module):
             train_but_norms(model)
-        gpus = list_gpus(task)
+        gpus = list_gpus(task.device)
         with torch.random.fork_rng(devices=gpus):
             before = read_generators(gpus)
             places = np.array([0, task.clients.sizes[client] - 1])  # two: a permutation of one draws nothing
@@ -62,7 +63,7 @@ def draws_for_gradient(task: Task) -> bool:
     try:
         model = copy_trained(task.module)
         train_but_norms(model)
-        with torch.random.fork_rng(devices=list_gpus(task)), warnings.catch_warnings(action="ignore"):
+        with torch.random.fork_rng(devices=list_gpus(task.device)), warnings.catch_warnings(action="ignore"):
             tensors = task.prepare(task.clients.rows(client, np.array([0, task.clients.sizes[client] - 1])))
             loss = task.losses(model, tensors, task.predict(model, tensors)).sum()
             slope = (torch.ones_like(loss),)

@@ -21,6 +21,7 @@ from fedkeel.data.clients import Sample, join_rows
 from fedkeel.errors import FedkeelError
 from fedkeel.kernels.keyed_dropout import KeyedDropout
 from fedkeel.problems.module_state import copy_trained, is_plain
+from fedkeel.randomness import list_gpus
 
 if TYPE_CHECKING:
     from fedkeel.problems.task import Task
@@ -153,15 +154,10 @@ def find_shared_outputs(task: Task) -> frozenset[int]:
         return frozenset()
     model = copy_trained(task.module)
     train_but_norms(model)
-    with torch.random.fork_rng(devices=list_gpus(task)):
+    with torch.random.fork_rng(devices=list_gpus(task.device)):
         alone, pair = (_pytree.tree_leaves(task.try_first(count, model)) for count in (1, 2))
     both = enumerate(zip(alone, pair, strict=True))
     return frozenset(i for i, (one, two) in both if isinstance(one, Tensor) and one.shape == two.shape)
-
-
-def list_gpus(task: Task) -> list[torch.device]:
-    """The devices, besides the CPU, whose random numbers a trial may draw."""
-    return [task.device] if task.device.type == "cuda" else []
 
 
 def train_but_norms(model: nn.Module) -> None:

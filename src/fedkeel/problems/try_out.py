@@ -17,8 +17,8 @@ from fedkeel.errors import FedkeelError, ModelError
 from fedkeel.problems.gradients import REENTRANT
 from fedkeel.problems.module_state import clone_tensors, copy_trained
 from fedkeel.problems.network_calls import check_calls
-from fedkeel.problems.separability import list_gpus, train_but_norms
-from fedkeel.randomness import seed_torch
+from fedkeel.problems.separability import train_but_norms
+from fedkeel.randomness import list_gpus, seed_torch
 from fedkeel.text import in_one_line, plural
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def try_out(task: Task) -> None:
 def check_constant(task: Task, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> None:
     """Refuse a loss, or a metric, that gives another value when it is called again, by what it has counted, or drawn
     with numpy; and a loss that writes into its targets."""
-    with torch.random.fork_rng(devices=list_gpus(task)):
+    with torch.random.fork_rng(devices=list_gpus(task.device)):
         output = task.predict(model, tensors)
 
         def call(function: Callable[..., Any], given: Sample = tensors) -> Tensor:
@@ -96,7 +96,7 @@ def check_trained(task: Task, model: nn.Module | Mapping[str, Tensor], tensors: 
         model = {name: weight.detach().requires_grad_() for name, weight in model.items()}
     trained = [*(model.parameters() if isinstance(model, nn.Module) else model.values()), *tensors]
     try:
-        with torch.random.fork_rng(devices=list_gpus(task)), warnings.catch_warnings():
+        with torch.random.fork_rng(devices=list_gpus(task.device)), warnings.catch_warnings():
             warnings.filterwarnings("error", "None of the inputs have requires_grad")  # of a re-entrant checkpoint
             output, again = (task.predict(model, tensors) for _ in range(2))
             detached = model if isinstance(model, nn.Module) else {n: w.detach() for n, w in model.items()}

@@ -19,6 +19,7 @@ from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.engines.choose import Choice, make_engine
 from fedkeel.engines.engine import ClientOutcome, Engine
+from fedkeel.engines.machine import CPU
 from fedkeel.engines.measure import Job
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FedkeelError
@@ -32,7 +33,6 @@ from fedkeel.runs.prepare import CrossEntropy
 from fedkeel.runs.start import Place, prepare, session
 from fedkeel.testing.broken_law import BrokenLaw
 
-CPU = torch.device("cpu")
 SIZES = (7, 4, 5, 1, 6)
 SETTINGS: dict[str, Any] = {
     "rounds": 3, "participation": 0.6, "epochs": 1, "batch_size": 3, "lr": 0.05, "weight_decay": 1e-3, "clip": 10.0,

@@ -186,7 +186,7 @@ REASONS = {
     "escaped from inside": COMPUTED_AGAIN,
     "setup_context": "its own autograd.Function has neither setup_context nor a rule for vmap",
     "does not have vmap support": "its own autograd.Function has no rule for vmap (generate_vmap_rule = True may do)",
-    "random operation": "it draws random numbers otherwise than by plain dropout",
+    "random operation": "it draws random numbers, but not by plain dropout",
     "accessing `data`": "it uses the data of a tensor (.data), in place of which .detach() can be stacked",
     "inplace arithmetic": "it writes into a tensor that it has made itself",
     "doesn't match the broadcast shape": "it writes into a tensor that it has made itself",
