@@ -26,7 +26,7 @@ def mask(of, x):
 def write_elsewhere(of, x):
     z = of["norm"](of["conv"](x))
     with torch.no_grad():
-        ones = torch.zeros(4, 1, 1, dtype=x.dtype).add_(1)
+        ones = x.new_zeros(4, 1, 1).add_(1)
     return of["head"]((z * ones).mean((2, 3)))
 
 
@@ -118,7 +118,7 @@ def test_hooks_on_gradients_are_heard_or_refused(make):
         train("stacked", make)
     torch.manual_seed(0)
     first = next(iter(make().parameters())).detach().double().flatten()
-    assert torch.equal(train("serial", make)[: len(first)], first)  # slopes of zero train nothing
+    assert torch.equal(train("serial", make)[: len(first)].cpu(), first)  # slopes of zero train nothing
 
 
 @for_each("engine, add", [("serial", "register_hook"), ("stacked", "register_post_accumulate_grad_hook")])
@@ -225,4 +225,4 @@ def test_a_trained_network_is_given_back_where_it_asks_for_the_version_of_its_st
     model = nn.Sequential(nn.Flatten(), Versioned(108, CLASSES))
     problem = fk.Problem(model=model, loss=F.cross_entropy, clients=clients, test=clients[0])
     run = fk.run(fk.Experiment(problem=problem, rounds=1, participation=1.0, epochs=1, batch_size=16, lr=0.1))
-    assert torch.equal(run.model()[1].weight, run.params["1.weight"])
+    assert torch.equal(run.model()[1].weight.cpu(), run.params["1.weight"].cpu())
