@@ -272,6 +272,18 @@ def test_a_claim_that_three_seeds_leave_open_asks_for_others():
         assert f"reproduce claims:{name} --seeds {seeds} --skip-done" in page(lines)
 
 
+def test_rows_that_are_far_from_the_papers_number_are_named_with_both():
+    _, table, column = GAIN  # 78.05 and 58.40 are reported
+    text = page(rows(table, column, SpecGradFilter=[78.0, 79.0], FedAvg=[53.0, 53.0]))
+    assert "Far from the paper's own number (in brackets): FedAvg, cifar10, 0.1 53.00 (58.40).\n" in text
+    assert "; 1 row far from the paper's |" in text
+    assert "(58.40)" not in page(rows(table, column, SpecGradFilter=[78.0, 79.0], FedAvg=[53.0, 54.0]))
+    rounds = "specgradfilter:VII", "cifar10, rounds"
+    slow = [entry(rounds[0], "FedAvg", rounds[1], 50.0, seed) for seed in range(2)]
+    fast = [entry(rounds[0], "FedAvg + FFT", rounds[1], 60.0, seed, bests=[[200, 58.0]]) for seed in range(2)]
+    assert "FedAvg, cifar10, rounds not reached by every seed (300 rounds)." in page([*slow, *fast])
+
+
 def test_runs_of_full_length_are_counted_once_and_listed_by_claim():
     name, table, column = GAIN
     lines = rows(table, column, SpecGradFilter=[70.0, 71.0], FedAvg=[50.0])

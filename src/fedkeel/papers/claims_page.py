@@ -12,6 +12,7 @@ from fedkeel.papers.claims import EXPECTED
 from fedkeel.papers.ledger import Entry, furthest, keep_newest, standing
 from fedkeel.papers.reproduce import runs_of
 from fedkeel.papers.results_page import write_grid
+from fedkeel.papers.verdicts import Judgement
 from fedkeel.text import plural
 
 LONG = 300
@@ -19,6 +20,9 @@ LONG = 300
 
 SEEDS: tuple[int, ...] = (0, 1, 2)
 """With so many, an interval begins to say something."""
+
+FAR = 5.0
+"""Points of accuracy from which on a row's own number is said to be far from the paper's."""
 
 HEAD = (files("fedkeel.papers") / "claims_page.md").read_text(encoding="utf-8")
 """What the page begins with; in braces, what verdicts go by."""
@@ -30,7 +34,7 @@ def page(entries: Sequence[Entry]) -> str:
     """Markdown: the verdicts in short, each paper's claims, the runs of full length by claim."""
     decisions = decide_claims(entries)
     expected = {name.replace(" ", "_"): words for name, words in EXPECTED.items()}
-    head = HEAD.format(percent=100 * LEVEL, misses=round(1 / (1 - LEVEL)), **expected)
+    head = HEAD.format(percent=100 * LEVEL, misses=round(1 / (1 - LEVEL)), far=FAR, **expected)
     parts = [head, *write_overview(decisions)]
     for paper, title in PAPERS.items():
         own = [decision for decision in decisions if decision.claim.paper == paper]
@@ -54,12 +58,30 @@ def explain(decision: Decision) -> str:
     if decision.claim.unmeasured:
         return f"not run: {decision.claim.unmeasured}"
     found = [finding.verdict for finding in decision.findings]
+    far = [f"{plural(len(list_far_rows(decision)), 'row')} far from the paper's"] * bool(list_far_rows(decision))
     if len(found) == 1:
-        return decision.findings[0].reason
+        return "; ".join([reason for reason in (decision.findings[0].reason,) if reason] + far)
     counts = [f"{found.count(name)} {name}" for name in (CONFIRMED, CONTRADICTED, UNDECIDED) if name in found]
     reasons = dict.fromkeys(f.reason.partition(":")[0] for f in decision.findings if f.verdict == UNDECIDED)
     told = f" ({', '.join(reasons)})" if reasons else ""
-    return f"of {len(found)} differences {', '.join(counts)}{told}"
+    return "; ".join([f"of {len(found)} differences {', '.join(counts)}{told}", *far])
+
+
+def list_far_rows(decision: Decision) -> list[str]:
+    """The rows of the differences that are measured whose own number is far from the paper's, with both."""
+    measured = [finding for finding in decision.findings if finding.interval and not finding.difference.reading]
+    told = [describe_if_far(side) for finding in measured for side in finding.sides if finding.reason != "counted"]
+    return list(dict.fromkeys(words for words in told if words))
+
+
+def describe_if_far(side: Judgement) -> str:
+    reported, name = side.cell.reported, f"{side.cell.row}, {side.cell.column}"
+    if reported is None or side.cell.uncertain:
+        return ""
+    if side.cell.kind == "rounds":
+        return f"{name} not reached by every seed ({reported:.0f} rounds)" if None in side.values else ""
+    far = side.mean is not None and abs(side.mean - reported) > FAR
+    return f"{name} {side.mean:.2f} ({reported:.2f})" if far else ""
 
 
 def write_section(decision: Decision) -> list[str]:
@@ -72,6 +94,8 @@ def write_section(decision: Decision) -> list[str]:
         return [*lines, f"Undecided: not run, because {claim.unmeasured}."]
     lines += [f"Read off `{claim.row}`, the mean over layers.\n"] if claim.row else []
     lines += write_grid(NAMES, "lrrrrrrrl", [write_row(finding) for finding in decision.findings])
+    if far := list_far_rows(decision):
+        lines.append(f"\nFar from the paper's own number (in brackets): {'; '.join(far)}.")
     versions = sorted({entry.version for finding in decision.findings for entry in finding.entries})
     lines += [f"\nVersions of fedkeel: {', '.join(versions)}."] if versions else []
     if open_ones := [finding for finding in decision.findings if finding.verdict == UNDECIDED]:
