@@ -53,7 +53,8 @@ def fedfsa(
     Paper: ranks layers by (w_i − w_t)², and does not say what is taken of a layer's weights; its momentum
     lacks a minus, +Δ_g / (η K) in line 23, which line 13 adds to a gradient: it would step back. Released code: by the
     change of each layer scaled to [0, 1]; momentum −Δ_g γ / (η_0 K) with the first learning rate and its decay γ. Here:
-    the mean of the squared change; −Δ_g / (η K) with the round's.
+    the mean of the squared change; −Δ_g / (η K) with the round's. On CIFAR-100 norm did far better
+    (`fedkeel reproduce fedfsa:ranking`).
     """
     base = method("fedfsa", perturb=[Sam(rho)], gradient=[ClientMomentum(alpha)], weights=Uniform())
     papers = ("fedfsa", "fedsam")
