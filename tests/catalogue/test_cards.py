@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -208,3 +209,14 @@ def test_a_card_and_its_page_tell_the_parts_alike_and_in_one_order(name):
     headings = re.findall(r"^\*\*([^*]+)\*\*$", page(told(name)), re.MULTILINE)
     assert "How clients are weighted" in headings
     assert [line for line in printed.getvalue().splitlines() if line in headings] == headings
+
+
+def test_the_words_of_fedkeels_own_rules_are_not_said_of_others():
+    @dataclass(frozen=True)
+    class Blur(fk.Rule):
+        """Blurs."""
+
+        sigma: float = 1.0
+
+    assert "gaussian" in meaning("sigma", build("specgradfilter"))
+    assert meaning("sigma", method("own", gradient=[Blur()], weights=BySize())) == ""

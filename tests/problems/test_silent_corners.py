@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import fedkeel as fk
 from fedkeel.errors import DataError, ExperimentError, ModelError
 from fedkeel.problems.predictions import class_scores
+from fedkeel.problems.task import Task
 
 
 def numbers(*shape, seed=0):
@@ -50,6 +51,46 @@ def test_the_loss_of_a_split_with_class_weights_is_that_of_all_its_samples(engin
     assert abs((5 * chunks[0] + 5 * chunks[1] + 2 * chunks[2]) / 12 - expected) > 0.01
 
 
+@for_each("rare", [1, -100])
+def test_a_label_that_few_samples_have_shows_that_a_loss_is_no_mean(rare):
+    clients = [(X[:size], torch.zeros(size, dtype=torch.int64)) for size in (15, 90)]
+    clients[0][1][7] = clients[1][1][7] = rare  # not among the samples that are spread over their data
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 20.0], dtype=torch.float64))
+    runs = []
+    for engine in ("serial", "stacked"):
+        torch.manual_seed(1)
+        given = fk.Problem(model=nn.Linear(3, 2), loss=loss, clients=clients, test=clients[1])
+        runs.append(train(given, engine, batch_size=20))
+    torch.testing.assert_close(runs[1].params["weight"], runs[0].params["weight"], rtol=0, atol=1e-12)
+    outputs = runs[0].model().double().cpu()(X.double())
+    assert runs[0].curve("test_loss")[-1] == pytest.approx(loss(outputs, clients[1][1]).item(), rel=1e-6)
+
+
+@for_each("engine", ["serial", "stacked"])
+def test_batch_norms_without_running_statistics_are_tried_on_two_samples(engine):
+    def network():
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2))
+
+    assert train(problem(network=network), engine).curve("test_loss")[-1] < 2
+
+
+def test_a_prepare_that_fails_with_keys_is_told():
+    def prepare(raw, keys):
+        return (raw[0] * (1 if keys is None else keys["none"]), raw[1])
+
+    with pytest.raises(DataError, match=r"prepare\(raw, keys\) fails with keys: IndexError"):
+        train(problem(prepare=prepare))
+
+
+def test_labels_that_are_ignored_are_of_no_class():
+    target = Y.clone()
+    target[4] = -100
+    counting = problem(target=target, classes=2)
+    assert train(counting, method="fedlc").curve("test_loss")[-1] < 2
+    task = Task(counting)
+    assert task.histogram(1).sum() == 29
+
+
 @for_each("engine", ["serial", "stacked"])
 def test_class_weights_are_brought_to_where_the_loss_is_computed(engine):
     def weighing(precision):
@@ -80,6 +121,9 @@ def test_a_loss_that_would_compare_all_with_all_is_refused(shapes):
     wrong = problem(F.mse_loss, lambda: Net(3, 1), target.reshape(shape))
     with pytest.raises(ModelError, match=r"the network gives \[n.*targets are \[n.*compares all with all"):
         train(wrong)
+    guide = problem(lambda output, y: (output - y).square().mean(1), lambda: Net(3, 1), target.reshape(shape))
+    with pytest.raises(ModelError, match="compares all with all"):
+        train(guide)
     own = problem(
         lambda output, y: (output.flatten() - y.flatten()).square().mean(), lambda: Net(3, 1), target.reshape(shape)
     )

@@ -45,6 +45,14 @@ def test_another_experiment_in_the_folder(tmp_path):
     assert contents(tmp_path) == before
 
 
+def test_a_whole_number_in_the_place_of_the_same_fraction_leaves_the_folder_readable(tmp_path):
+    train(tmp_path, experiment(lr=1))
+    before = contents(tmp_path)
+    with pytest.raises(FolderError, match="differs in: lr"):
+        train(tmp_path, experiment(lr=1.0))
+    assert contents(tmp_path) == before
+
+
 def test_other_data_are_another_experiment(tmp_path):
     train(tmp_path)
     with pytest.raises(FolderError, match="problem"):

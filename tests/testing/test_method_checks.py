@@ -11,6 +11,7 @@ import torch
 from for_each import for_each
 
 import fedkeel as fk
+from fedkeel.randomness import keyed_normals
 from fedkeel.testing import BrokenLaw, check_method, check_rule
 from fedkeel.testing.laws import LAWS, processes_agree
 from fedkeel.testing.trial import Trial
@@ -41,6 +42,16 @@ class WritesIntoItsArguments(Broken):
     def step(self, tree, client, at):
         tree.buffer.mul_(0.5)
         return tree, client
+
+
+class UsesAKeyUnasked(Broken):
+    def step(self, tree, client, at):
+        return tree * (1 + 0.1 * keyed_normals(at.key, 1).to(tree.buffer).squeeze()), client
+
+
+class ReportsANumber(Broken):
+    def finish(self, report, client, at):
+        return report | {"beta": 0.5}, client
 
 
 class Draws(Broken):
@@ -119,6 +130,8 @@ class Changeable(fk.Rule):
 
 SENTENCES = {
     WritesIntoItsArguments: "cannot be trained: WritesIntoItsArguments.step writes into what it was given",
+    UsesAKeyUnasked: "cannot be trained: UsesAKeyUnasked.step uses at.key, which is 0 in every step",
+    ReportsANumber: "cannot be trained: ReportsANumber.finish reports 'beta' as float",
     Draws: "depends on the data of client 2|gives another result when it is run again",
     ReadsAnother: "what client 3 of method 'ReadsAnother' reports or remembers depends on the data of client 2",
     Forgets: "ends elsewhere when it is stopped after a round and resumed",

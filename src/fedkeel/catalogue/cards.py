@@ -209,7 +209,8 @@ def meaning(word: str, method: Method, about: str = "") -> str:
     for rule in every_rule(method):
         if word in settings(rule):
             found |= dict.fromkeys(sentences_about(word, inspect.getdoc(type(rule)) or ""))
-    if not found and word in MEANINGS:
+    own = all(type(rule).__module__.startswith("fedkeel.") for rule in every_rule(method) if word in settings(rule))
+    if not found and own and word in MEANINGS:
         return MEANINGS[word]
     plain = "\n\n".join(part for part in about.split("\n\n") if not part.startswith("Paper:"))
     return " ".join(found or sentences_about(word, plain))

@@ -103,6 +103,18 @@ RETURNS: dict[str, tuple[tuple[type, ...], str]] = {
 """By stage: the types that it returns, and how a rule writes them."""
 
 
+class UnaskedUse(Exception):
+    """Raised where a rule uses a key that engines do not make for it."""
+
+
+class UnaskedKey(Tensor):
+    """The key of a step, for a rule that has not said that it draws."""
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        raise UnaskedUse
+
+
 @dataclass(frozen=True)
 class Watched(Rule):
     """A rule whose every stage is checked against the contract of rules."""
@@ -131,7 +143,12 @@ class Watched(Rule):
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         reported, after = self.call("finish", report, client, at)
-        for name in reported:
+        for name, value in reported.items():
+            if not isinstance(value, Tensor | Tree):
+                raise MethodError(
+                    f"{name_of(self)}.finish reports {name!r} as {type(value).__name__}, not as a tensor or a tree.",
+                    "at.params.scalar(0.5) makes a tensor of a number",
+                )
             if name in FACTS and name not in report:
                 raise MethodError(
                     f"{name_of(self)}.finish reports {name!r}, which is the name of something else.",
@@ -145,7 +162,11 @@ class Watched(Rule):
         slots = tensors(given)
         before = _versions(slots)
         try:
-            result = getattr(self.stands_for, stage)(*given)
+            result = getattr(self.stands_for, stage)(*self.hide_key(given))
+        except UnaskedUse as error:
+            raise MethodError(
+                f"{place} uses at.key, which is 0 in every step.", "random: ClassVar[bool] = True"
+            ) from error
         except KeyError as error:
             slot = error.args[0] if error.args else None
             if not isinstance(slot, str) or any(slot in part for part in given if isinstance(part, dict)):
@@ -167,6 +188,13 @@ class Watched(Rule):
         if stage in LOCAL_STAGES:  # these take the client's slots second, and return them second
             self.compare(stage, given[1], result[1])
         return result
+
+    def hide_key(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Put a key that refuses to be used in the place of one that engines do not make for this rule."""
+        if self.random:
+            return given
+        hidden = torch.zeros((), dtype=torch.int64).as_subclass(UnaskedKey)
+        return tuple(one._replace(key=hidden) if isinstance(one, Local) else one for one in given)
 
     def compare(self, stage: str, before: State, after: State) -> None:
         """Refuse client slots that appear, disappear or change their shape."""

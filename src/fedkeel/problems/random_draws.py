@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fedkeel.errors import DataError, FedkeelError
 from fedkeel.kernels.composites import COMPOSITES
 from fedkeel.kernels.keyed_dropout import DRAWING
 from fedkeel.problems.module_state import copy_trained
 from fedkeel.problems.separability import KEYS, spread, train_but_norms
 from fedkeel.randomness import list_gpus
+from fedkeel.text import in_one_line
 
 if TYPE_CHECKING:
     from fedkeel.problems.task import Task
@@ -87,11 +89,15 @@ def augments_by_keys(task: Task) -> bool:
     if task.problem.prepare is None or size == 0:
         return False
     rows = spread(size)
+    plain = task.prepare(task.clients.rows(client, rows), None)
+    keyed = (np.arange(1, len(rows) + 1, dtype=np.uint64) * factor for factor in KEYS)
     try:
-        plain, *others = (
-            task.prepare(task.clients.rows(client, rows), keys)
-            for keys in (None, *(np.arange(1, len(rows) + 1, dtype=np.uint64) * factor for factor in KEYS))
-        )
-    except Exception:  # it takes no keys
-        return False
+        others = [task.prepare(task.clients.rows(client, rows), keys) for keys in keyed]
+    except FedkeelError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"prepare(raw, keys) fails with keys: {type(error).__name__}: {in_one_line(error)}",
+            "keys are a numpy array of uint64, one for each sample; without any, nothing is drawn",
+        ) from error
     return any(not torch.equal(a, b) for other in others for a, b in zip(plain, other, strict=True))

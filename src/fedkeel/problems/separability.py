@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree
 
-from fedkeel.data.clients import Sample, join_rows
+from fedkeel.data.clients import ClientData, HeldOut, Sample, TensorClients, in_memory, join_rows, to_tensors
 from fedkeel.errors import FedkeelError
 from fedkeel.kernels.keyed_dropout import KeyedDropout
 from fedkeel.problems.module_state import copy_trained, is_plain
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from fedkeel.problems.task import Task
 
 SHOWN = 8  # clients, and samples of each, on which a loss is tried
+RARE = 64  # labels of which it is tried on a sample, too
+LOOKED_AT = 2_000_000  # numbers of a client's targets, at most, among which they are looked for
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}  # of a network's outputs on a CPU, at most
 KEYS = np.array([0x9E3779B97F4A7C15, 0xD1B54A32D192ED03], dtype=np.uint64)  # of samples, with which `prepare` is tried
 LOW = 0.05  # the same for bfloat16, and for TF32, in which GPUs convolve float32
@@ -38,10 +40,12 @@ PLAIN = (int, float, complex, str, bytes, Enum, torch.Size, torch.dtype, torch.d
 def loss_is_a_mean(task: Task) -> bool:
     """Whether the loss of some samples of several clients is the mean of the losses of each sample.
 
-    With class weights, or where samples are left out, it is not.
+    With class weights, or where samples are left out, it is not: the rarest labels are among those samples.
     """
     there = np.flatnonzero(task.clients.sizes)[:SHOWN]
     some = [task.prepare(task.clients.rows(int(c), spread(int(task.clients.sizes[c])))) for c in there]
+    rare = [task.prepare(sample) for sample in find_rare_samples(task.clients)]
+    some += [one for one in rare if [t.shape[1:] for t in one] == [t.shape[1:] for t in some[0]]]
     tensors = tuple(join_rows(column) for column in zip(*some, strict=True))
     with torch.random.fork_rng(devices=[]):
         for model in list_models(task):
@@ -77,6 +81,26 @@ def predict_two(task: Task) -> tuple[nn.Module | dict[str, Tensor], Sample, Any]
 def spread(size: int) -> np.ndarray:
     """The places of some samples from all over a client's data, which may be sorted by class."""
     return np.unique(np.linspace(0, size - 1, min(SHOWN, size)).round().astype(np.int64))
+
+
+def find_rare_samples(data: ClientData) -> Iterator[Sample]:
+    """Yield a sample for each of the rarest labels, where labels are whole numbers in memory."""
+    while isinstance(data, HeldOut):
+        data = data.clients
+    if not isinstance(data, TensorClients) or not in_memory(data):
+        return
+    found: dict[int, tuple[int, int, int]] = {}  # how often there is a label; a client and a row that have it
+    for client in np.flatnonzero(data.sizes):
+        target = to_tensors(data.clients[int(client)], f"client {client}")[-1]
+        if target.is_floating_point() or target.is_complex():
+            return
+        step, width = -(-target.numel() // LOOKED_AT) or 1, target.numel() // len(target) or 1
+        labels, firsts, counts = np.unique(target[::step].cpu().numpy(), return_index=True, return_counts=True)
+        for label, first, count in zip(labels.tolist(), firsts.tolist(), counts.tolist(), strict=True):
+            known, owner, row = found.get(label, (0, int(client), step * (first // width)))
+            found[label] = (known + count, owner, row)
+    for _, owner, row in sorted(found.values())[:RARE]:
+        yield data.rows(owner, np.array([row]))
 
 
 def list_models(task: Task) -> Iterator[nn.Module | dict[str, Tensor]]:

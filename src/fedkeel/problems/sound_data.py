@@ -114,7 +114,8 @@ def check_labels(task: Task, parts: Mapping[str, ClientData]) -> None:
     data = parts[next(iter(found))]
     model = copy_whole(task.module).cpu().eval()
     loss = place_function(task.problem.loss, Place(torch.device("cpu"), task.dtype, task.dtype))
-    sample = [part.cpu() for part in task.prepare(data.rows(int(data.sizes.argmax()), np.zeros(1, np.int64)))]
+    first = np.zeros(2 if task.needs_pairs else 1, np.int64)
+    sample = [part.cpu() for part in task.prepare(data.rows(int(data.sizes.argmax()), first))]
     with torch.random.fork_rng(devices=[]):
         output: Any = task.predict(model, tuple(sample))
         if not isinstance(output, Tensor) or output.dim() != 2:
@@ -123,7 +124,7 @@ def check_labels(task: Task, parts: Mapping[str, ClientData]) -> None:
         for name, labels in found.items():
             for label in labels[(labels < 0) | (labels >= classes)].tolist()[:4]:
                 try:
-                    task.compute_loss(loss, model, (*sample[:-1], torch.tensor([label])), output)
+                    task.compute_loss(loss, model, (*sample[:-1], torch.full((len(first),), label)), output)
                 except (IndexError, RuntimeError, ValueError):
                     raise DataError(
                         f"{name} hold{'s' if name.endswith('set') else ''} the label {label}, but the model has "

@@ -158,12 +158,17 @@ def check_broadcast(task: Task) -> None:
             output = task.predict(model, tensors)
             if not isinstance(output, Tensor) or len(tensors) < 2 or {output.dim(), target.dim()} != {1, 2}:
                 return
-            found = task.losses(model, tensors, output)
-            alike = task.losses(model, (*tensors[:-1], target.reshape(2, -1)[:, 0]), output.reshape(2, -1)[:, 0])
+            found = task.losses(model, tensors, output).mean()
+            target_alone, output_alone = (part.reshape(2, -1)[:, 0] for part in (target, output))
+            try:
+                alike = task.losses(model, (*tensors[:-1], target_alone), output_alone).mean()
+            except Exception:  # the loss takes the mean over an axis that is gone; one sample meets itself alone
+                each = [tuple(part[i : i + 1] for part in (*tensors, output)) for i in range(2)]
+                alike = torch.stack([task.losses(model, one[:-1], one[-1]).mean() for one in each]).mean()
     except Exception:  # a loss may refuse other shapes; try_out says what is wrong with a network
         return
     shapes = [str(list(part.shape)).replace("2", "n", 1) for part in (output, target)]
-    if output.numel() == target.numel() == 2 and (found.shape != alike.shape or not torch.allclose(found, alike)):
+    if output.numel() == target.numel() == 2 and not torch.allclose(found, alike):
         raise ModelError(
             f"the network gives {shapes[0]} and targets are {shapes[1]}: the loss compares all with all.",
             "give targets a column, y[:, None], or let the network or the loss take that axis away",
@@ -173,7 +178,7 @@ def check_broadcast(task: Task) -> None:
 def list_forms(task: Task) -> Iterator[tuple[str, Sample]]:
     """Yield a sample of the largest client, and of each other part in memory whose samples have another form."""
     seen = set()
-    sizes, first = task.clients.sizes, np.zeros(1, np.int64)
+    sizes, first = task.clients.sizes, np.zeros(2 if task.needs_pairs else 1, np.int64)
     others = np.flatnonzero(sizes).tolist() if in_memory(task.clients) else []
     parts = [(f"client {c}", task.clients, c) for c in dict.fromkeys([int(sizes.argmax()), *others])]
     if task.test is not None and in_memory(task.test):

@@ -224,7 +224,12 @@ def fingerprint_of(saved: Mapping[str, Any], by_sample: bool = False) -> str:
     data |= {key: name_class_alone(data[key]) for key in KEYS if key in data}
     if by_sample:
         data["held_out"] = "by sample"  # up to version 0.1.0 copies stood on both sides
-    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    return hashlib.sha256(write_value(data).encode()).hexdigest()[:12]
+
+
+def write_value(value: Any) -> str:
+    """Write a value as fingerprints see it: 1 and 1.0 are two."""
+    return json.dumps(value, sort_keys=True, default=str)
 
 
 def note_new_default(data: Mapping[str, Any]) -> None:

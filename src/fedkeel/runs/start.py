@@ -44,7 +44,7 @@ from fedkeel.runs.environment import (
     precision_before,
     undivided_data,
 )
-from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.experiment import Experiment, write_value
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import CLIENTS, ENVIRONMENT, read_environment, rounds_in
 from fedkeel.runs.following import Given, find_callbacks, list_callbacks, warn_of_unmade
@@ -287,7 +287,7 @@ def claim(folder: RunFolder, experiment: Experiment) -> None:
                 mine[key] = name_class_alone(mine[key])
         made, saved = rounds_in(folder.path), checkpoint.list_checkpoints(folder.checkpoints)
         has_rounds = made.lines or made.problem or any(map(checkpoint.round_of, saved))
-        keys = sorted(k for k in {*mine, *other} if mine.get(k) != other.get(k))
+        keys = sorted(k for k in {*mine, *other} if write_value(mine.get(k)) != write_value(other.get(k)))
         keys = keys or changed_functions(folder.path, experiment.plan)
         if keys and not has_rounds and read_environment(folder.path):
             for path in saved:
