@@ -97,6 +97,7 @@ def test_what_lies_outside_of_its_range_is_refused():
         (lambda: fk.Sam([0.1]), "rho of rule Sam must be a number: [0.1]"),
         (lambda: fk.Sam(True), "rho of rule Sam must be a number: True"),
         (lambda: fk.Sam(-1), "rho of rule Sam must be at least 0: -1"),
+        (lambda: fk.Sam(10**30), "rho of rule Sam must be written as 1e+30"),
         (lambda: fk.Sam(nan), "rho of rule Sam must be finite: nan"),
         (lambda: fk.HighPass(2), "ratio of rule HighPass must lie in [0, 1]: 2"),
         (lambda: fk.ControlVariates(scale=-1), "scale of rule ControlVariates must be at least 0"),

@@ -207,7 +207,10 @@ def _check_of(wanted: Any) -> Callable[[Any], str]:
     def check_plain(value: Any) -> str:
         if not isinstance(value, types) or (kind in NUMBERS and isinstance(value, bool)):
             return WRONG_TYPE
-        return "" if _is_finite(value) else "must be finite"
+        if not _is_finite(value):
+            return "must be finite"
+        too_long = kind is float and isinstance(value, int) and abs(value) >= 1 << 63  # PyTorch takes 64 bits
+        return f"must be written as {float(value):g}" if too_long else ""
 
     return check_plain
 
