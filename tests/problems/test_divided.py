@@ -38,6 +38,24 @@ def test_a_pool_is_divided_as_a_data_set_is(pool):
     assert all(torch.equal(a[1], b[1]) for a, b in zip(fixed.clients, problem.clients, strict=True))
 
 
+class Writing:
+    """A partition that uses the labels as its notebook."""
+
+    clients = 2
+
+    def divide(self, labels, key, *, groups=None):
+        labels[:] = 0
+        return [[0, 1], [2, 3]]
+
+
+def test_a_partition_that_writes_into_the_labels_leaves_the_targets_alone(pool):
+    (x, y), _ = pool
+    before = y.clone()
+    made = fk.Experiment(data=(x, y), model="logistic", partition=Writing(), **SETTINGS)
+    assert torch.equal(y, before)
+    assert torch.equal(made.plan.source.clients[1][1], before[2:4])
+
+
 def test_every_form_is_a_pool(pool):
     pandas = pytest.importorskip("pandas")
     (x, y), _ = pool

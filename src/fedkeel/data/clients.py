@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -80,6 +81,38 @@ def take_rows(data: Any, rows: Rows, whose: str) -> Any:
     return parts if isinstance(data, tuple | list) else parts[0]
 
 
+class DividedList(list[Any]):
+    """The data of each client, with the partition that took them from one pool: it knows which samples are copies."""
+
+    def __init__(self, clients: Iterable[Any], partition: Partition):
+        super().__init__(clients)
+        self.partition = partition
+
+
+def split_list(clients: Sequence[Any], sizes: Rows, share: float, of: int) -> tuple[list[Any], list[Any]]:
+    """Set a share of each client's samples aside, as `Partition.split` does: (what is kept, what was set aside).
+
+    The rows of a list that no partition made are different samples.
+    """
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+    partition = clients.partition if isinstance(clients, DividedList) else None
+    whole = Partition(np.arange(ends[-1]), ends, int(ends[-1]))
+    if partition is not None and partition.duplicated:
+        whole = partition
+
+    def take(part: Partition) -> list[Any]:
+        inside = np.isin(whole.indices, part.indices)
+        rows = [np.flatnonzero(inside[start:end]) for start, end in pairwise(ends.tolist())]
+        made = [take_rows(data, rows[client], f"client {client}") for client, data in enumerate(clients)]
+        if partition is None:
+            return made
+        offsets = np.concatenate([[0], np.cumsum(inside)])[ends]
+        return DividedList(made, Partition(partition.indices[inside], offsets, partition.samples, partition.notes))
+
+    kept, aside = whole.split(share, of)
+    return take(kept), take(aside)
+
+
 class TensorClients:
     """Each client's own tensors, from any sequence; one that knows its `sizes` is not walked through."""
 
@@ -154,14 +187,26 @@ class SharedClients:
         return torch.from_numpy(np.ascontiguousarray(self.inputs[at])), torch.from_numpy(self.labels[at])
 
 
+def find_partition(clients: ClientData | None) -> Partition | None:
+    """The partition that divided the samples among clients, where there was one."""
+    if isinstance(clients, SharedClients):
+        return clients.partition
+    divided = clients.clients if isinstance(clients, TensorClients) else None
+    return divided.partition if isinstance(divided, DividedList) else None
+
+
 def hold_out(clients: ClientData, share: float, seed: int) -> tuple[ClientData, ClientData]:
     """Cut a share of each client's rows for validation: (training rows, at least one of each client; validation rows).
 
     All copies of a sample that is held more than once are on one side.
     """
-    if isinstance(clients, SharedClients) and clients.partition.duplicated:
-        kept, aside = clients.partition.split(share, key(seed, "validation"))
+    whole, of = find_partition(clients), key(seed, "validation")
+    if whole is not None and whole.duplicated and isinstance(clients, SharedClients):
+        kept, aside = whole.split(share, of)
         return clients.with_partition(kept), clients.with_partition(aside)
+    if whole is not None and whole.duplicated and isinstance(clients, TensorClients):
+        lists = split_list(clients.clients, clients.sizes, share, of)
+        return TensorClients(lists[0]), TensorClients(lists[1])
     return HeldOut(clients, share, seed, validation=False), HeldOut(clients, share, seed, validation=True)
 
 
@@ -192,12 +237,14 @@ def describe_clients(
     few, many = (int(sizes.min()), int(sizes.max())) if len(sizes) else (0, 0)
     facts = [f"{len(sizes)} clients hold {few} sample{'s' * (few != 1)} each" if few == many else
             f"{len(sizes)} clients hold {few} to {many} samples"]  # fmt: skip
-    if isinstance(clients, SharedClients):
-        parts = [part.partition.indices for part in (clients, tests) if isinstance(part, SharedClients)]
-        held = np.concatenate(parts)
+    partition = find_partition(clients)
+    if partition is not None:
+        parts = [part for part in (partition, find_partition(tests)) if part is not None]
+        held = np.concatenate([part.indices for part in parts])
         distinct = len(np.unique(held))
-        facts += [f"{clients.partition.samples - distinct - server} unused, {len(held) - distinct} duplicated"]
+        taken = server if isinstance(clients, SharedClients) else 0  # a problem's own proxy is not of the pool
+        facts += [f"{partition.samples - distinct - taken} unused, {len(held) - distinct} duplicated"]
     for part, use in ((validation, "validation"), (tests, "the clients' own tests")):
         facts += [] if part is None else [f"{int(part.sizes.sum())} of them for {use}"]
-    facts += list(clients.partition.notes) if isinstance(clients, SharedClients) else []
+    facts += [] if partition is None else partition.notes
     return "; ".join(facts)
