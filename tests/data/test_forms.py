@@ -20,6 +20,7 @@ from torch.utils.data import (
 )
 
 import fedkeel as fk
+from fedkeel.problems.personal_data import with_own_tests
 from problems import small_problem
 
 pandas = pytest.importorskip("pandas")
@@ -147,6 +148,21 @@ def test_columns_of_pandas_are_read_in_their_order(small):
     assert all(np.array_equal(*pair) for pair in zip(named, arrays, strict=True))
 
 
+@pytest.mark.parametrize("other", ["label", "targets", "target", "y"])
+@pytest.mark.parametrize("label", ["labels", "label", "targets", "target", "y", "cost"])
+def test_the_part_that_is_named_is_the_target(small, label, other):
+    """Also beside a part that is called as targets are: that one is an input."""
+    if other == label:
+        return
+    given = {"x": torch.ones(9, 6), other: torch.zeros(9), label: torch.arange(9)}
+    problem = replace(small, clients=[given], test=None, label=label)
+    assert torch.equal(problem.data.rows(0, np.arange(9))[-1], torch.arange(9))
+    assert problem.names[:-1] == (*sorted((other, "x")),)
+    aside = with_own_tests(problem, 0.3, 0)
+    kept, tests = (data.rows(0, np.arange(data.sizes[0]))[-1] for data in (aside.data, aside.tests_of_clients))
+    assert (len(tests), sorted([*kept.tolist(), *tests.tolist()])) == (2, list(range(9)))
+
+
 def test_words_are_the_same_classes_for_all(small):
     words = np.array(["well", "ill", "cured"])
     tables = [frame((x, y)).assign(label=words[y.numpy()]) for x, y in small.clients]
@@ -261,6 +277,9 @@ def refused():
         "client 0 has no label column; its columns are: x0": dict(clients=[table.drop(columns="label")]),
         "client 0 has no column: labl": dict(clients=[table], label="labl"),
         "client 0 has no part called z; it has: x, y": dict(clients=[{"x": x, "y": y}], label="z"),
+        "client 0 has a part called labels, as targets are, beside the target y": dict(
+            clients=[{"x": x, "labels": y, "y": y}], label="y"
+        ),
         "column city of client 1 holds no numbers": dict(clients=[table.assign(city=1), table.assign(city="Bonn")]),
         "the columns of client 1 are not those of the first table: x9": dict(clients=[table, table.assign(x9=1)]),
         "column label of client 0 is empty in 1 of 4 rows": dict(clients=[table.assign(label=["a", None, "b", "a"])]),

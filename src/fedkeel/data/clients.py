@@ -39,11 +39,16 @@ TARGETS = ("labels", "label", "targets", "target", "y")
 """What the target of named data may be called."""
 
 
+def find_target(data: Mapping[str, Any]) -> str | None:
+    """The part of named data that is called as targets are; the first of them, where there are several."""
+    return next((name for name in TARGETS if name in data), None)
+
+
 def names_of(data: Any, whose: str) -> tuple[str, ...] | None:
     """Name the parts of data that have names: the inputs in the order of the alphabet, the target last."""
     if not isinstance(data, Mapping):
         return None
-    target = next((name for name in TARGETS if name in data), None)
+    target = find_target(data)
     if target is None or len(data) < 2:
         raise DataError(
             f"{whose} has parts by name, and none is called the target: {', '.join(map(str, data))}",

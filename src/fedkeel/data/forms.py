@@ -23,7 +23,7 @@ from torch.utils.data import (
     default_convert,
 )
 
-from fedkeel.data.clients import TARGETS
+from fedkeel.data.clients import TARGETS, find_target
 from fedkeel.data.tables import Label, Table, find_targets, is_frame, open_folder, open_table
 from fedkeel.errors import DataError
 from fedkeel.text import in_one_line
@@ -204,11 +204,16 @@ def check_numbers(parts: dict[Any, Any], whose: str) -> dict[Any, Any]:
 
 
 def name_target(given: Mapping[str, Any], label: Label | None, whose: str) -> Mapping[str, Any]:
-    """Call the part that is the label as targets are called."""
-    if label is None or (isinstance(label, str) and label in TARGETS and label in given):
+    """Call the part that is the label as targets are called, unless it would be taken for the target anyway."""
+    if label is None or label == find_target(given):
         return given
     if not isinstance(label, str) or label not in given:
         raise DataError(
             f"{whose} has no part called {label}; it has: {', '.join(map(str, given))}.", "label= names one of them"
+        )
+    if TARGETS[0] in given:
+        raise DataError(
+            f"{whose} has a part called {TARGETS[0]}, as targets are, beside the target {label}.",
+            f"give {TARGETS[0]} another name, or leave it out",
         )
     return {name: part for name, part in given.items() if name != label} | {TARGETS[0]: given[label]}
