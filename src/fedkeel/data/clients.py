@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -57,10 +58,18 @@ def names_of(data: Any, whose: str) -> tuple[str, ...] | None:
     return (*sorted(name for name in data if name != target), target)
 
 
+def refuse_masked(part: Any, whose: str) -> None:
+    """Refuse an array that hides some of its values: PyTorch would take them."""
+    if np.ma.is_masked(part):
+        raise DataError(f"{whose} has values behind a mask.", "fill them (x.filled(0)), or leave their rows out")
+
+
 def to_tensors(data: Any, whose: str) -> Sample:
     """Convert one tensor, array or column of pandas, or a tuple or dict of them, to tensors of equal length."""
     names = names_of(data, whose)
     parts = [data[n] for n in names] if names else data if isinstance(data, tuple | list) else (data,)
+    for part in parts:
+        refuse_masked(part, whose)
     try:
         # PyTorch would ask a Series for the row called 0; its own array is read-only
         tensors = tuple(torch.as_tensor(np.array(part) if hasattr(part, "to_numpy") else part) for part in parts)
@@ -215,14 +224,22 @@ def hold_out(clients: ClientData, share: float, seed: int) -> tuple[ClientData, 
     return HeldOut(clients, share, seed, validation=False), HeldOut(clients, share, seed, validation=True)
 
 
+def count_share(share: float, sizes: Rows) -> Rows:
+    """⌊share · n⌋ of each size n, for the share as it is written: 0.29 · 100 is 29, and 28.999… in floating point.
+
+    Where floating point rounds up, as 1/3 · 3 to 1, that is the number.
+    """
+    written = Fraction(str(float(share)))
+    exact = [written.numerator * size // written.denominator for size in sizes.tolist()]
+    return np.maximum((share * sizes).astype(np.int64), np.array(exact, np.int64))
+
+
 class HeldOut:
     """A share of each client's rows (`validation`), or the rest of them, at least one row of each client."""
 
     def __init__(self, clients: ClientData, share: float, seed: int, *, validation: bool):
         self.clients, self.seed, self.validation = clients, seed, validation
-        self.kept = clients.sizes - np.minimum(
-            (share * clients.sizes).astype(np.int64), np.maximum(clients.sizes - 1, 0)
-        )
+        self.kept = clients.sizes - np.minimum(count_share(share, clients.sizes), np.maximum(clients.sizes - 1, 0))
         self.sizes = clients.sizes - self.kept if validation else self.kept
 
     def rows(self, client: int, rows: Rows) -> Sample:
