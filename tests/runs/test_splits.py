@@ -65,7 +65,7 @@ class Repeating:
         return fk.Partition(rows.ravel(), np.arange(self.clients + 1) * rows.shape[1], len(labels))
 
 
-@pytest.mark.parametrize("partition", [*FORMS, Repeating()], ids=[*"abcd", "own"])
+@pytest.mark.parametrize("partition", [*FORMS, Repeating()], ids=["refill", "shuffled", "long-tail", "exact", "own"])
 @pytest.mark.parametrize("aside", [{"validation": 0.2}, {"evaluation": {"model": "global", "share": 0.3}}, "both"])
 def test_no_sample_of_ones_own_pool_is_trained_on_and_judged_on(partition, aside):
     """And the note says how many samples are unused, and how many are copies, as for a built-in data set."""
