@@ -20,6 +20,7 @@ from torch.utils.data import (
 )
 
 import fedkeel as fk
+from fedkeel.problems.personal_data import with_own_tests
 from problems import small_problem
 
 pandas = pytest.importorskip("pandas")
@@ -147,6 +148,21 @@ def test_columns_of_pandas_are_read_in_their_order(small):
     assert all(np.array_equal(*pair) for pair in zip(named, arrays, strict=True))
 
 
+@pytest.mark.parametrize("other", ["label", "targets", "target", "y"])
+@pytest.mark.parametrize("label", ["labels", "label", "targets", "target", "y", "cost"])
+def test_the_part_that_is_named_is_the_target(small, label, other):
+    """Also beside a part that is called as targets are: that one is an input."""
+    if other == label:
+        return
+    given = {"x": torch.ones(9, 6), other: torch.zeros(9), label: torch.arange(9)}
+    problem = replace(small, clients=[given], test=None, label=label)
+    assert torch.equal(problem.data.rows(0, np.arange(9))[-1], torch.arange(9))
+    assert problem.names[:-1] == (*sorted((other, "x")),)
+    aside = with_own_tests(problem, 0.3, 0)
+    kept, tests = (data.rows(0, np.arange(data.sizes[0]))[-1] for data in (aside.data, aside.tests_of_clients))
+    assert (len(tests), sorted([*kept.tolist(), *tests.tolist()])) == (2, list(range(9)))
+
+
 def test_words_are_the_same_classes_for_all(small):
     words = np.array(["well", "ill", "cured"])
     tables = [frame((x, y)).assign(label=words[y.numpy()]) for x, y in small.clients]
@@ -162,6 +178,49 @@ def test_numbers_beside_words_are_words(small):
     tables = [frame(small.test)[: len(labels)].assign(label=labels) for labels in ([1, 2, 1], ["3+", "2"], [2.0, 1.0])]
     given = replace(small, clients=tables, test=tables[0])
     assert [y.tolist() for _, y in given.clients] == [[0, 1, 0], [2, 1], [1, 0]]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        (["007", "008"], ["007", "N10"], ["7"]),
+        (["TRUE", "FALSE"], ["TRUE", "unknown"]),
+        (["1.0", "2.0"], ["1.0", "x"], ["2", "1"]),
+        (["1.50", "2.5"], ["1.50", "x"]),
+    ],
+)
+@pytest.mark.parametrize("parts", [False, True])
+def test_labels_of_files_are_the_classes_of_one_file(small, tmp_path, columns, parts):
+    """A file of numbers beside a file of words, of other clients or of one, is read as it is written."""
+    for place, labels in enumerate(columns):
+        file = tmp_path / ("all" if parts else "") / f"{place}.csv"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("x,label\n" + "".join(f"1,{label}\n" for label in labels))
+    whole = [label.removesuffix(".0") for labels in columns for label in labels]
+    given = replace(small, clients=tmp_path, test=None)
+    assert torch.cat([y for _, y in given.clients]).tolist() == [sorted({*whole}).index(word) for word in whole]
+
+
+@pytest.mark.parametrize("kind", ["object", "category", "Int64"])
+def test_whole_numbers_are_classes_of_their_own_number_in_every_type(small, kind):
+    numbers = [0, 1, 2, 10, 11, 9]
+    table = pandas.DataFrame({"x": 1.0, "label": pandas.Series(numbers).astype(kind)})
+    assert replace(small, clients=[table], test=None).clients[0][1].tolist() == numbers
+
+
+def test_columns_may_have_numbers_for_names(small):
+    table = pandas.DataFrame([[1.5, 2.5, 0], [3.5, 4.5, 1]])
+    by_number, by_word = (replace(small, clients=[table], test=None, label=name) for name in (2, "2"))
+    assert torch.equal(by_number.clients[0][1], by_word.clients[0][1])
+
+
+@pytest.mark.parametrize("form", [lambda x, y: (x, y), lambda x, y: list(zip(x, y, strict=True))])
+def test_values_behind_a_mask_are_refused(small, form):
+    x = np.ma.masked_equal(np.ones((4, 6)), 7.0)
+    assert replace(small, clients=[form(x, np.arange(4))], test=None).data.sizes.tolist() == [4]
+    x[1, 2] = np.ma.masked
+    with pytest.raises(fk.DataError, match="client 0 has values behind a mask"):
+        _ = replace(small, clients=[form(x, np.arange(4))], test=None).data
 
 
 def test_targets_that_are_fractions_in_one_table_are_fractions_in_all(small):
@@ -261,6 +320,13 @@ def refused():
         "client 0 has no label column; its columns are: x0": dict(clients=[table.drop(columns="label")]),
         "client 0 has no column: labl": dict(clients=[table], label="labl"),
         "client 0 has no part called z; it has: x, y": dict(clients=[{"x": x, "y": y}], label="z"),
+        "client 0 has a part called labels, as targets are, beside the target y": dict(
+            clients=[{"x": x, "labels": y, "y": y}], label="y"
+        ),
+        "the labels of client 0 are not all numbers": dict(clients=[table.assign(p="yes")], label=["label", "p"]),
+        "label= names no column of client 0": dict(clients=[table], label=[]),
+        "client 0 has no column: 2": dict(clients=[table], label=2),
+        "client 0 has a column without a name": dict(clients=[table.assign(**{"Unnamed: 0": [0, 1, 2, 3]})]),
         "column city of client 1 holds no numbers": dict(clients=[table.assign(city=1), table.assign(city="Bonn")]),
         "the columns of client 1 are not those of the first table: x9": dict(clients=[table, table.assign(x9=1)]),
         "column label of client 0 is empty in 1 of 4 rows": dict(clients=[table.assign(label=["a", None, "b", "a"])]),
@@ -282,9 +348,10 @@ def refused():
 )
 def test_a_table_as_a_spreadsheet_writes_it_is_refused_with_the_way_out(small, tmp_path, text, hint):
     (tmp_path / "table.csv").write_bytes(text)
-    with pytest.raises(fk.DataError) as error:
-        replace(small, clients=[tmp_path / "table.csv"], test=None, label="label")
-    assert error.value.hint == hint
+    for label in ("label", None):
+        with pytest.raises(fk.DataError) as error:
+            replace(small, clients=[tmp_path / "table.csv"], test=None, label=label)
+        assert error.value.hint == hint
 
 
 def test_a_table_without_rows_is_a_client_without_samples(small, tmp_path):

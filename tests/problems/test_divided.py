@@ -38,6 +38,52 @@ def test_a_pool_is_divided_as_a_data_set_is(pool):
     assert all(torch.equal(a[1], b[1]) for a, b in zip(fixed.clients, problem.clients, strict=True))
 
 
+class Writing:
+    """A partition that uses the labels as its notebook."""
+
+    clients = 2
+
+    def divide(self, labels, key, *, groups=None):
+        labels[:] = 0
+        return [[0, 1], [2, 3]]
+
+
+def test_a_partition_that_writes_into_the_labels_leaves_the_targets_alone(pool):
+    (x, y), _ = pool
+    before = y.clone()
+    made = fk.Experiment(data=(x, y), model="logistic", partition=Writing(), **SETTINGS)
+    assert torch.equal(y, before)
+    assert torch.equal(made.plan.source.clients[1][1], before[2:4])
+
+
+class Answering:
+    """A partition that gives what it was made with."""
+
+    clients = 2
+
+    def __init__(self, *parts):
+        self.answer = fk.Partition(*map(np.array, parts), 60)
+
+    def divide(self, labels, key, *, groups=None):
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("indices", "offsets", "line"),
+    [
+        ([0, 60], [0, 1, 2], "partition Answering gives samples to client 1 that do not exist"),
+        ([-1, 5], [0, 1, 2], "partition Answering gives samples to client 0 that do not exist"),
+        ([0, 5], [0, 1, 3], "the offsets of partition Answering do not divide its indices"),
+        ([0, 5], [0, 2, 1], "the offsets of partition Answering do not divide its indices"),
+        ([0.0, 5.0], [0, 1, 2], "the offsets of partition Answering do not divide its indices"),
+    ],
+)
+def test_a_partition_of_samples_that_are_not_there_is_refused(pool, indices, offsets, line):
+    with pytest.raises(fk.ExperimentError, match=line) as error:
+        fk.Experiment(data=pool[0], model="logistic", partition=Answering(indices, offsets), **SETTINGS)
+    assert error.value.hint
+
+
 def test_every_form_is_a_pool(pool):
     pandas = pytest.importorskip("pandas")
     (x, y), _ = pool

@@ -55,6 +55,32 @@ def test_no_sample_is_trained_on_and_judged_on(partition, method, seed):
     assert sum(map(len, sides)) == len(set.union(*sides))
 
 
+class Repeating:
+    """Samples twice at one client, and at two; in no order."""
+
+    clients = 3
+
+    def divide(self, labels, key, *, groups=None):
+        rows = np.random.default_rng(key).integers(0, len(labels) // 2, (self.clients, len(labels) // 2))
+        return fk.Partition(rows.ravel(), np.arange(self.clients + 1) * rows.shape[1], len(labels))
+
+
+@pytest.mark.parametrize("partition", [*FORMS, Repeating()], ids=["refill", "shuffled", "long-tail", "exact", "own"])
+@pytest.mark.parametrize("aside", [{"validation": 0.2}, {"evaluation": {"model": "global", "share": 0.3}}, "both"])
+def test_no_sample_of_ones_own_pool_is_trained_on_and_judged_on(partition, aside):
+    """And the note says how many samples are unused, and how many are copies, as for a built-in data set."""
+    aside = {"validation": 0.2, "evaluation": {"model": "global", "share": 0.3}} if aside == "both" else aside
+    data = (torch.arange(600.0)[:, None], torch.arange(600) % 5)
+    task = task_of(fk.Experiment(data=data, model="logistic", partition=partition, **aside))
+    parts = [part for part in (task.clients, task.validation, task.tests) if part is not None]
+    sides = [samples_of(part) for part in parts]
+    assert all(sides)
+    assert sum(map(len, sides)) == len(set.union(*sides))
+    held = sum(int(part.sizes.sum()) for part in parts)
+    distinct = sum(map(len, sides))
+    assert f"; {600 - distinct} unused, {held - distinct} duplicated; " in describe_task(task)
+
+
 @for_each("name", DATASETS)
 def test_no_data_sets_own_partition_repeats_samples(name):
     assert not may_repeat(load_partition(DATASETS[name].preset["partition"]))

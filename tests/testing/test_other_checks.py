@@ -93,7 +93,7 @@ BROKEN = {
     ByChance: "divides in two ways by the same key",
     Repeats: "gives samples to several clients, and says that it does not",
     Miscounts: "says that it has 3 clients and makes 2",
-    Beyond: "gives away samples that do not exist",
+    Beyond: "gives samples to client 0 that do not exist",
     Backwards: "does not list the samples of a client in order",
     Writes: "writes into the labels that it was given",
     Nameless: "prints another name in every process, so its runs cannot be resumed",

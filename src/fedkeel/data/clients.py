@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,11 +40,16 @@ TARGETS = ("labels", "label", "targets", "target", "y")
 """What the target of named data may be called."""
 
 
+def find_target(data: Mapping[str, Any]) -> str | None:
+    """The part of named data that is called as targets are; the first of them, where there are several."""
+    return next((name for name in TARGETS if name in data), None)
+
+
 def names_of(data: Any, whose: str) -> tuple[str, ...] | None:
     """Name the parts of data that have names: the inputs in the order of the alphabet, the target last."""
     if not isinstance(data, Mapping):
         return None
-    target = next((name for name in TARGETS if name in data), None)
+    target = find_target(data)
     if target is None or len(data) < 2:
         raise DataError(
             f"{whose} has parts by name, and none is called the target: {', '.join(map(str, data))}",
@@ -51,10 +58,18 @@ def names_of(data: Any, whose: str) -> tuple[str, ...] | None:
     return (*sorted(name for name in data if name != target), target)
 
 
+def refuse_masked(part: Any, whose: str) -> None:
+    """Refuse an array that hides some of its values: PyTorch would take them."""
+    if np.ma.is_masked(part):
+        raise DataError(f"{whose} has values behind a mask.", "fill them (x.filled(0)), or leave their rows out")
+
+
 def to_tensors(data: Any, whose: str) -> Sample:
     """Convert one tensor, array or column of pandas, or a tuple or dict of them, to tensors of equal length."""
     names = names_of(data, whose)
     parts = [data[n] for n in names] if names else data if isinstance(data, tuple | list) else (data,)
+    for part in parts:
+        refuse_masked(part, whose)
     try:
         # PyTorch would ask a Series for the row called 0; its own array is read-only
         tensors = tuple(torch.as_tensor(np.array(part) if hasattr(part, "to_numpy") else part) for part in parts)
@@ -78,6 +93,38 @@ def take_rows(data: Any, rows: Rows, whose: str) -> Any:
     if names is not None:
         return dict(zip(names, parts, strict=True))
     return parts if isinstance(data, tuple | list) else parts[0]
+
+
+class DividedList(list[Any]):
+    """The data of each client, with the partition that took them from one pool: it knows which samples are copies."""
+
+    def __init__(self, clients: Iterable[Any], partition: Partition):
+        super().__init__(clients)
+        self.partition = partition
+
+
+def split_list(clients: Sequence[Any], sizes: Rows, share: float, of: int) -> tuple[list[Any], list[Any]]:
+    """Set a share of each client's samples aside, as `Partition.split` does: (what is kept, what was set aside).
+
+    The rows of a list that no partition made are different samples.
+    """
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+    partition = clients.partition if isinstance(clients, DividedList) else None
+    whole = Partition(np.arange(ends[-1]), ends, int(ends[-1]))
+    if partition is not None and partition.duplicated:
+        whole = partition
+
+    def take(part: Partition) -> list[Any]:
+        inside = np.isin(whole.indices, part.indices)
+        rows = [np.flatnonzero(inside[start:end]) for start, end in pairwise(ends.tolist())]
+        made = [take_rows(data, rows[client], f"client {client}") for client, data in enumerate(clients)]
+        if partition is None:
+            return made
+        offsets = np.concatenate([[0], np.cumsum(inside)])[ends]
+        return DividedList(made, Partition(partition.indices[inside], offsets, partition.samples, partition.notes))
+
+    kept, aside = whole.split(share, of)
+    return take(kept), take(aside)
 
 
 class TensorClients:
@@ -154,15 +201,37 @@ class SharedClients:
         return torch.from_numpy(np.ascontiguousarray(self.inputs[at])), torch.from_numpy(self.labels[at])
 
 
+def find_partition(clients: ClientData | None) -> Partition | None:
+    """The partition that divided the samples among clients, where there was one."""
+    if isinstance(clients, SharedClients):
+        return clients.partition
+    divided = clients.clients if isinstance(clients, TensorClients) else None
+    return divided.partition if isinstance(divided, DividedList) else None
+
+
 def hold_out(clients: ClientData, share: float, seed: int) -> tuple[ClientData, ClientData]:
     """Cut a share of each client's rows for validation: (training rows, at least one of each client; validation rows).
 
     All copies of a sample that is held more than once are on one side.
     """
-    if isinstance(clients, SharedClients) and clients.partition.duplicated:
-        kept, aside = clients.partition.split(share, key(seed, "validation"))
+    whole, of = find_partition(clients), key(seed, "validation")
+    if whole is not None and whole.duplicated and isinstance(clients, SharedClients):
+        kept, aside = whole.split(share, of)
         return clients.with_partition(kept), clients.with_partition(aside)
+    if whole is not None and whole.duplicated and isinstance(clients, TensorClients):
+        lists = split_list(clients.clients, clients.sizes, share, of)
+        return TensorClients(lists[0]), TensorClients(lists[1])
     return HeldOut(clients, share, seed, validation=False), HeldOut(clients, share, seed, validation=True)
+
+
+def count_share(share: float, sizes: Rows) -> Rows:
+    """⌊share · n⌋ of each size n, for the share as it is written: 0.29 · 100 is 29, and 28.999… in floating point.
+
+    Where floating point rounds up, as 1/3 · 3 to 1, that is the number.
+    """
+    written = Fraction(str(float(share)))
+    exact = [written.numerator * size // written.denominator for size in sizes.tolist()]
+    return np.maximum((share * sizes).astype(np.int64), np.array(exact, np.int64))
 
 
 class HeldOut:
@@ -170,9 +239,7 @@ class HeldOut:
 
     def __init__(self, clients: ClientData, share: float, seed: int, *, validation: bool):
         self.clients, self.seed, self.validation = clients, seed, validation
-        self.kept = clients.sizes - np.minimum(
-            (share * clients.sizes).astype(np.int64), np.maximum(clients.sizes - 1, 0)
-        )
+        self.kept = clients.sizes - np.minimum(count_share(share, clients.sizes), np.maximum(clients.sizes - 1, 0))
         self.sizes = clients.sizes - self.kept if validation else self.kept
 
     def rows(self, client: int, rows: Rows) -> Sample:
@@ -192,12 +259,14 @@ def describe_clients(
     few, many = (int(sizes.min()), int(sizes.max())) if len(sizes) else (0, 0)
     facts = [f"{len(sizes)} clients hold {few} sample{'s' * (few != 1)} each" if few == many else
             f"{len(sizes)} clients hold {few} to {many} samples"]  # fmt: skip
-    if isinstance(clients, SharedClients):
-        parts = [part.partition.indices for part in (clients, tests) if isinstance(part, SharedClients)]
-        held = np.concatenate(parts)
+    partition = find_partition(clients)
+    if partition is not None:
+        parts = [part for part in (partition, find_partition(tests)) if part is not None]
+        held = np.concatenate([part.indices for part in parts])
         distinct = len(np.unique(held))
-        facts += [f"{clients.partition.samples - distinct - server} unused, {len(held) - distinct} duplicated"]
+        taken = server if isinstance(clients, SharedClients) else 0  # a problem's own proxy is not of the pool
+        facts += [f"{partition.samples - distinct - taken} unused, {len(held) - distinct} duplicated"]
     for part, use in ((validation, "validation"), (tests, "the clients' own tests")):
         facts += [] if part is None else [f"{int(part.sizes.sum())} of them for {use}"]
-    facts += list(clients.partition.notes) if isinstance(clients, SharedClients) else []
+    facts += [] if partition is None else partition.notes
     return "; ".join(facts)

@@ -23,7 +23,7 @@ from torch.utils.data import (
     default_convert,
 )
 
-from fedkeel.data.clients import TARGETS
+from fedkeel.data.clients import TARGETS, find_target, refuse_masked
 from fedkeel.data.tables import Label, Table, find_targets, is_frame, open_folder, open_table
 from fedkeel.errors import DataError
 from fedkeel.text import in_one_line
@@ -167,7 +167,7 @@ def collate(samples: Sequence[Any], whose: str) -> Any:
             "leave it out, or give empty tensors: (torch.empty(0, 8), torch.empty(0))",
         )
     try:
-        parts = default_collate([plain(one) for one in samples])
+        parts = default_collate([plain(one, whose) for one in samples])
     except (TypeError, RuntimeError, ValueError, KeyError) as error:
         raise DataError(
             f"the samples of {whose} cannot be put one behind the other: {in_one_line(error)}",
@@ -182,12 +182,14 @@ def collate(samples: Sequence[Any], whose: str) -> Any:
     return tuple(check_numbers(dict(enumerate(parts)), whose).values())
 
 
-def plain(sample: Any) -> Any:
+def plain(sample: Any, whose: str) -> Any:
     """A sample with its pictures as arrays."""
     if isinstance(sample, Mapping):
-        return {name: plain(part) for name, part in sample.items()}
+        return {name: plain(part, whose) for name, part in sample.items()}
     if isinstance(sample, tuple | list):
-        return type(sample)(map(plain, sample)) if type(sample) in (tuple, list) else tuple(map(plain, sample))
+        parts = [plain(part, whose) for part in sample]
+        return parts if type(sample) is list else tuple(parts)
+    refuse_masked(sample, whose)
     return np.array(sample) if hasattr(sample, "__array_interface__") else sample  # a picture's own array is read-only
 
 
@@ -204,11 +206,16 @@ def check_numbers(parts: dict[Any, Any], whose: str) -> dict[Any, Any]:
 
 
 def name_target(given: Mapping[str, Any], label: Label | None, whose: str) -> Mapping[str, Any]:
-    """Call the part that is the label as targets are called."""
-    if label is None or (isinstance(label, str) and label in TARGETS and label in given):
+    """Call the part that is the label as targets are called, unless it would be taken for the target anyway."""
+    if label is None or label == find_target(given):
         return given
     if not isinstance(label, str) or label not in given:
         raise DataError(
             f"{whose} has no part called {label}; it has: {', '.join(map(str, given))}.", "label= names one of them"
+        )
+    if TARGETS[0] in given:
+        raise DataError(
+            f"{whose} has a part called {TARGETS[0]}, as targets are, beside the target {label}.",
+            f"give {TARGETS[0]} another name, or leave it out",
         )
     return {name: part for name, part in given.items() if name != label} | {TARGETS[0]: given[label]}

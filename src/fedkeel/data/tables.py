@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ OTHERS = (".tsv", ".xls", ".xlsx", ".ods", ".feather", ".arrow", ".orc", ".pq", 
 """How files end that are likely to be tables, too."""
 TEST = "test"
 """A file of this name in a folder of clients, in small or capital letters, is the test set."""
+WHOLE = re.compile(r"([+-]?\d+)\.0+")
+INDEX = "Unnamed: 0"
+"""What pandas calls a first column without a name."""
 SEMICOLONS = "semicolons divide its cells: write it with commas, and numbers with points"
 
 
@@ -72,14 +76,14 @@ def holds_tables(path: Path) -> bool:
 def open_table(path: Path) -> Table:
     """Read a CSV or Parquet file, or all of a folder one behind the other."""
     try:
-        import pandas
+        import pandas  # noqa: F401
     except ImportError as error:
         raise DataError(f"{path} needs pandas, which is not installed.", "pip install 'fedkeel[pandas]'") from error
     files = sorted(filter(is_table, path.iterdir())) if path.is_dir() else [path]
     if not files or any(one.suffix.lower() not in SUFFIXES for one in files):
         raise DataError(f"{path} is no table that fedkeel reads.", f"give a file that ends in {' or '.join(SUFFIXES)}")
     try:
-        frames = [pandas.read_csv(f) if f.suffix.lower() == ".csv" else pandas.read_parquet(f) for f in files]
+        return Table(read_files(files), str(path), files)
     except ImportError as error:
         raise DataError(f"{path} needs pyarrow, which is not installed.", "pip install 'fedkeel[pandas]'") from error
     except OSError as error:
@@ -88,33 +92,46 @@ def open_table(path: Path) -> Table:
     except ValueError as error:
         hint = "save it as UTF-8" if isinstance(error, UnicodeError) else "is it a CSV or Parquet file?"
         raise DataError(f"cannot read the table {path}: {in_one_line(error)}", hint) from None
-    return Table(frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True), str(path))
+
+
+def read_files(files: Sequence[Path], words: str | None = None) -> Any:
+    """Read files one behind the other; the column of `words`, if any, as CSV files write it: 007 and not 7."""
+    import pandas
+
+    types = None if words is None else {words: str}
+    frames = [pandas.read_csv(f, dtype=types) if f.suffix.lower() == ".csv" else pandas.read_parquet(f) for f in files]
+    return frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True)
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A DataFrame, and whose it is."""
+    """A DataFrame, whose it is, and the files that it was read from, if any."""
 
     frame: Any
     whose: str
+    files: Sequence[Path] = ()
 
     def labels(self, label: Label | None) -> list[str]:
         """The columns that are predicted: those named, or the one that is called as targets are."""
         known = list(map(str, self.frame.columns))
+        semicolons = SEMICOLONS if len(known) == 1 and ";" in known[0] else None
         if label is None:
             found = [name for name in TARGETS if name in known][:1]
             if not found:
                 raise DataError(
                     f"{self.whose} has no label column; its columns are: {', '.join(known)}.",
-                    f'name it: Problem(…, label="{known[-1] if known else "diagnosis"}"), '
+                    semicolons
+                    or f'name it: Problem(…, label="{known[-1] if known else "diagnosis"}"), '
                     f"or call it one of {', '.join(TARGETS)}",
                 )
             return found
-        wanted = [label] if isinstance(label, str) else list(label)
+        several = isinstance(label, Iterable) and not isinstance(label, str)
+        wanted = list(map(str, label if several else [label]))  # a frame may number its columns
+        if not wanted:
+            raise DataError(f"label= names no column of {self.whose}.", nearest("", known, "columns"))
         for name in wanted:
             if name not in known:
-                hint = SEMICOLONS if len(known) == 1 and ";" in known[0] else nearest(name, known, "columns")
-                raise DataError(f"{self.whose} has no column: {name}", hint)
+                raise DataError(f"{self.whose} has no column: {name}", semicolons or nearest(name, known, "columns"))
         return wanted
 
     def columns(self, label: Label | None) -> tuple[str, ...]:
@@ -128,6 +145,21 @@ class Table:
             raise DataError(f"{self.whose} has more than one column called {name}.", "give each its own name")
         return found.iloc[:, 0]
 
+    def label(self, name: str) -> Any:
+        """A column of labels; whole numbers are such also where they are objects or a category."""
+        from pandas.api.types import is_integer_dtype
+
+        column = self.column(name)
+        plain = column if is_numeric(column) else column.astype(object).infer_objects()
+        return plain if is_integer_dtype(plain) else column
+
+    def words(self, name: str) -> list[str]:
+        """A column of labels as words."""
+        column = self.column(name)
+        if self.files and not all(isinstance(word, str) for word in column.unique().tolist()):
+            column = Table(read_files(self.files, name), self.whose).column(name)
+        return list(map(spell, column))
+
     def tensors(self, label: Label | None, columns: Sequence[str], targets: Targets) -> tuple[Tensor, Tensor]:
         """Inputs as floats; labels as classes, or as one column for each where they are fractions or several."""
         here = self.columns(label)
@@ -139,6 +171,11 @@ class Table:
             )
         if not columns:
             raise DataError(f"{self.whose} has no column beside its label.", "inputs are the other columns")
+        if INDEX in columns:
+            raise DataError(
+                f"{self.whose} has a column without a name, as the row numbers that pandas writes.",
+                "write it with index=False, or give the column a name",
+            )
         for name in columns:
             if len(self.frame) and not is_numeric(self.column(name)):
                 raise DataError(
@@ -156,11 +193,17 @@ class Table:
 
     def target(self, names: Sequence[str], targets: Targets) -> Tensor:
         if len(names) > 1:
-            return torch.from_numpy(np.stack([self.column(name).to_numpy(np.float32) for name in names], 1))
-        column = self.column(names[0])
+            try:
+                return torch.from_numpy(np.stack([self.column(name).to_numpy(np.float32) for name in names], 1))
+            except (TypeError, ValueError) as error:
+                raise DataError(
+                    f"the labels of {self.whose} are not all numbers: {in_one_line(error)}",
+                    "several labels are one target of numbers: 1 where a label holds, 0 where it does not",
+                ) from None
         if targets.words:
             places = {word: place for place, word in enumerate(targets.words)}
-            return torch.tensor([places[spell(word)] for word in column], dtype=torch.int64)
+            return torch.tensor([places[word] for word in self.words(names[0])], dtype=torch.int64)
+        column = self.label(names[0])
         if targets.fractions:
             return torch.from_numpy(np.array(column.to_numpy(np.float32))[:, None])
         return torch.from_numpy(np.array(column.to_numpy(np.int64)))
@@ -176,16 +219,17 @@ class Targets:
 
 def find_targets(tables: Sequence[Table], label: Label | None) -> Targets:
     """Decide for all tables together: where one has words, numbers are words, too; fractions in one are so in all."""
-    columns = [table.column(names[0]) for table in tables if len(names := table.labels(label)) == 1]
-    columns = [column for column in columns if len(column)]
+    single = [(table, names[0]) for table in tables if len(names := table.labels(label)) == 1 and len(table.frame)]
+    columns = [table.label(name) for table, name in single]
     if not all(map(is_numeric, columns)):
-        return Targets(words=sorted({spell(word) for column in columns for word in column.unique().tolist()}))
+        return Targets(words=sorted({word for table, name in single for word in table.words(name)}))
     return Targets(fractions=any(map(is_fraction, columns)))
 
 
 def spell(label: Any) -> str:
-    """A label as a word; a whole number is written without a point."""
-    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
+    """A label as a word; a whole number is written without a point, also where it was read as a word."""
+    whole = WHOLE.fullmatch(word := str(label))
+    return whole[1] if whole else word
 
 
 def is_numeric(column: Any) -> bool:

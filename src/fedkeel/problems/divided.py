@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkeel.data.clients import names_of, take_rows, to_tensors
+from fedkeel.data.clients import DividedList, names_of, take_rows, to_tensors
 from fedkeel.data.forms import read_forms
 from fedkeel.data.partition.iid import Iid, QuantitySkew
 from fedkeel.data.partition.partition import Partitioner
@@ -57,7 +57,8 @@ def make_problem(data: Any, model: Any, partition: Partitioner | None, partition
         raise ExperimentError("the data of an experiment hold no client with samples.", "data=[(x0, y0), …]")
     loss = choose_loss(targets, named)
     if many:
-        train = [fit_target(one, loss, named, "the data") for one in train]
+        fitted = [fit_target(one, loss, named, "the data") for one in train]
+        train = DividedList(fitted, train.partition) if isinstance(train, DividedList) else fitted
         test = test if test is None or hasattr(test, "rows") else fit_target(test, loss, named, "the test data")
         targets = read_targets(train, test)
     classes = count_classes(targets, named) if loss is functional.cross_entropy else None
@@ -77,7 +78,7 @@ def read_targets(clients: list[Any], test: Any) -> list[Tensor]:
     return [one[-1] for one in parts if len(one[-1])]
 
 
-def divide(pool: Any, partition: Partitioner, of: int) -> list[Any]:
+def divide(pool: Any, partition: Partitioner, of: int) -> DividedList:
     """Divide one pool of samples among clients."""
     target = to_tensors(pool, "the training data")[-1]
     are_classes = target.shape[1:].numel() == 1 and not target.is_floating_point()
@@ -86,9 +87,11 @@ def divide(pool: Any, partition: Partitioner, of: int) -> list[Any]:
             f"targets without classes cannot be divided by class: {type(partition).__name__}.",
             'partition="iid:clients=10" or "quantity-skew:…"',
         )
-    labels = target.to(torch.int64).flatten().numpy() if are_classes else np.zeros(len(target), np.int64)
+    # a copy: a partition of one's own may write into it
+    labels = target.to(torch.int64, copy=True).flatten().numpy() if are_classes else np.zeros(len(target), np.int64)
     found = divide_labels(partition, labels, of)
-    return [take_rows(pool, np.array(found[client]), "the training data") for client in range(found.clients)]
+    parts = (take_rows(pool, np.array(found[client]), "the training data") for client in range(found.clients))
+    return DividedList(parts, found)
 
 
 def choose_loss(targets: list[Tensor], named: bool) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedkeel.data.clients import Sample, take_rows
+from fedkeel.data.clients import Sample, split_list
 from fedkeel.data.partition.partition import Partition, collect
 from fedkeel.problems.problem import Problem
 from fedkeel.randomness import permutation
@@ -35,16 +35,8 @@ def with_own_tests(problem: Problem, share: float, of: int) -> Problem:
     lists = isinstance(problem.clients, Sequence) and not hasattr(problem.clients, "sizes")
     if problem.tests is not None or not share or not lists:
         return problem
-    ends = np.cumsum(problem.data.sizes)
-    whole = Partition(np.arange(ends[-1]), np.concatenate([[0], ends]), int(ends[-1]))
-    kept, aside = (
-        [
-            take_rows(data, part[client] - whole.offsets[client], f"client {client}")
-            for client, data in enumerate(problem.clients)
-        ]
-        for part in whole.split(share, of)
-    )
-    return replace(problem, clients=kept, tests=aside)
+    kept, aside = split_list(problem.clients, problem.data.sizes, share, of)
+    return replace(problem, clients=kept, tests=aside, label=None)  # the target has its usual name now
 
 
 def rows_of(images: Any, labels: NDArray[np.int64], at: NDArray[np.int64]) -> Sample:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from for_each import for_each
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedkeel.data.clients import SharedClients, hold_out
+from fedkeel.data.clients import SharedClients, TensorClients, hold_out
 from fedkeel.data.partition.dirichlet import Dirichlet
 from fedkeel.data.partition.feature_shift import FeatureShift
 from fedkeel.data.partition.iid import Iid, QuantitySkew
@@ -108,6 +110,13 @@ def test_pathological_shards(labels: Any, clients: int, classes: int, key: int) 
     # a class is left out whole or not at all
     used, there = held.sum(axis=0), np.bincount(labels, minlength=41)
     assert ((used == there) | (used == 0)).all()
+
+
+def test_shards_of_all_classes_may_leave_a_rare_one_out() -> None:
+    labels = np.repeat([0, 1, 2], [400, 95, 5])
+    partition = Pathological(3, 2).divide(labels, 0)
+    assert partition.unused == 5
+    assert partition.notes == ("no client holds 1 of 3 classes",)
 
 
 @law
@@ -245,7 +254,24 @@ def test_no_sample_stands_on_two_sides(partitioner: Any, sizes: list[int], key: 
     sides = [samples_of(trained), samples_of(validation), set(tests.indices.tolist()), set(server.tolist())]
     assert sum(map(len, sides)) == len(set.union(*sides))
     if partition.duplicated == 0:  # then shares are those asked for, client by client
-        assert validation.sizes.tolist() == [min(int(share * n), max(n - 1, 0)) for n in kept.sizes.tolist()]
+        assert validation.sizes.tolist() == [cut(share, n) for n in kept.sizes.tolist()]
+
+
+def cut(share: float, size: int) -> int:
+    """What floating point cuts; one more where the written number reaches a whole one that its product does not."""
+    return min(max(int(share * size), int(Fraction(repr(share)) * size)), max(size - 1, 0))
+
+
+@law
+@given(st.integers(0, 9999), st.integers(1, 3000))
+@example(2900, 100)
+@example(5700, 100)
+def test_a_share_is_cut_as_it_is_written(digits: int, size: int) -> None:
+    """⌊share · n⌋ in whole numbers; floating point differs only where it puts a product just below one."""
+    share, exact = digits / 10000, digits * size // 10000
+    kept, aside = hold_out(TensorClients([torch.zeros(size)]), share, 0)
+    assert (int(kept.sizes[0]), int(aside.sizes[0])) == (size - min(exact, size - 1), min(exact, size - 1))
+    assert int(share * size) == exact or 0 < exact - share * size < 1e-11
 
 
 @law

@@ -130,6 +130,7 @@ def divide(way: Partitioner, labels: Integers, key: int, *, groups: Integers | N
     check_labels(labels)
     answer: Any = way.divide(labels, key, groups=groups)
     if isinstance(answer, Partition):
+        check_answer(answer, way, len(labels))
         return answer
     line = f"partition {type(way).__name__} does not say which samples each client holds: its answer is "
     hint = "return a list with one row of sample numbers for each client: [[0, 2], [1, 3, 4], …]"
@@ -139,13 +140,27 @@ def divide(way: Partitioner, labels: Integers, key: int, *, groups: Integers | N
     for client, rows in enumerate(held):
         if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
             raise ExperimentError(f"{line}{rows.dtype} of shape {rows.shape} for client {client}.", hint)
-        if len(rows) and not 0 <= rows.min() <= rows.max() < len(labels):
-            raise ExperimentError(
-                f"partition {type(way).__name__} gives samples to client {client} that do not exist.",
-                f"their numbers are 0 to {len(labels) - 1}",
-            )
     holders = np.repeat(np.arange(len(held)), [len(rows) for rows in held])
-    return collect(holders, np.concatenate(held).astype(np.int64), len(held), len(labels))
+    found = collect(holders, np.concatenate(held).astype(np.int64), len(held), len(labels))
+    check_answer(found, way, len(labels))
+    return found
+
+
+def check_answer(answer: Partition, way: Partitioner, samples: int) -> None:
+    """Refuse a partition with samples that do not exist, or whose offsets leave some out."""
+    ends, held, samples = answer.offsets, answer.indices, min(samples, answer.samples)
+    whole = held.ndim == ends.ndim == 1 and held.dtype.kind in "iu" and ends.dtype.kind in "iu"
+    if not whole or len(ends) < 2 or ends[0] != 0 or ends[-1] != len(held) or bool((np.diff(ends) < 0).any()):
+        raise ExperimentError(
+            f"the offsets of partition {type(way).__name__} do not divide its indices among clients.",
+            "both are whole numbers; offsets begin with 0, never fall and end with how many indices there are",
+        )
+    wrong = np.flatnonzero((held < 0) | (held >= samples))
+    if len(wrong):
+        raise ExperimentError(
+            f"partition {type(way).__name__} gives samples to client {answer.holders[wrong[0]]} that do not exist.",
+            f"their numbers are 0 to {samples - 1}",
+        )
 
 
 def collect(holders: Integers, indices: Integers, clients: int, samples: int, notes: tuple[str, ...] = ()) -> Partition:

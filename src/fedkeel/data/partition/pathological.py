@@ -19,10 +19,11 @@ Form = Literal["shards", "shuffled", "cyclic"]
 
 @dataclass(frozen=True)
 class Pathological(Checked):
-    """Each client holds `classes` classes; all of them is iid.
+    """Each client holds `classes` classes, where the shards or the samples suffice for that.
 
     shards     the set is cut into classes · N shards of one class each, and each client gets `classes` of them, of
-               different classes wherever that is possible; each sample once (FedFSA)
+               different classes wherever that is possible; frequent classes have more shards and rare ones may have
+               none, so each sample comes at most once (FedFSA)
     shuffled   the classes are chosen uniformly, and samples are drawn from them evenly; equal sizes; an exhausted class
                is refilled, so samples are duplicated and others unused (FL-Simulator)
     cyclic     client i holds the classes i, …, i + classes - 1 modulo C in the order of their labels, each shared
@@ -82,7 +83,10 @@ def _shards(self: Pathological, pools: Pools, key: int) -> Partition:
 
 
 def _shards_of_classes(counts: Integers, total: int) -> Integers:
-    """Shards in proportion to the samples (largest remainders): total / C each where classes are equally frequent."""
+    """Shards in proportion to the samples (largest remainders): total / C each where classes are equally frequent.
+
+    A rare class may get none: no client holds it then, also where clients hold as many classes as there are.
+    """
     exact = counts * total
     shards = exact // counts.sum()
     spare = total - int(shards.sum())
