@@ -81,6 +81,7 @@ class Problem:
         forms = read_forms(self.clients, self.test, self.tests, self.proxy, self.label)
         for part, data in vars(forms).items():
             object.__setattr__(self, part, data)
+        object.__setattr__(self, "label", None)  # `dataclasses.replace` would look for it in data that are read already
         if not isinstance(self.clients, Sequence) and not (
             hasattr(self.clients, "rows") and isinstance(getattr(self.clients, "sizes", None), np.ndarray)
         ):
