@@ -36,7 +36,7 @@ def with_own_tests(problem: Problem, share: float, of: int) -> Problem:
     if problem.tests is not None or not share or not lists:
         return problem
     kept, aside = split_list(problem.clients, problem.data.sizes, share, of)
-    return replace(problem, clients=kept, tests=aside)  # the target has its usual name now
+    return replace(problem, clients=kept, tests=aside)
 
 
 def rows_of(images: Any, labels: NDArray[np.int64], at: NDArray[np.int64]) -> Sample:
