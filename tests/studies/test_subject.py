@@ -231,3 +231,18 @@ def test_the_radius_is_the_one_asked_for(trained):
     for radius, far in ((0.25, 0.25), (None, 1.0)):
         found = measure_landscape(subject, Extent(radius=radius, points=3))["line"]["x"]
         assert (found[0], found[-1]) == (-far, far)
+
+
+def test_a_loss_that_is_no_mean_is_taken_of_all_samples_at_once():
+    """With class weights it is Σ c_y l / Σ c_y, which is no mean of the losses of parts."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(3).repeat_interleave(100)
+    x = torch.randn(300, 2, generator=generator, dtype=torch.float64) + y[:, None]
+    loss = torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 50.0], dtype=torch.float64))
+    torch.manual_seed(0)
+    problem = fk.Problem(model=torch.nn.Linear(2, 3), loss=loss, clients=[(x, y)] * 2, test=(x, y))
+    run = fk.run(fk.Experiment(problem=problem, rounds=1, lr=0.1), dtype=torch.float64, engine="serial")
+    whole = run.curve("test_loss")[-1]
+    subject = Subject(run)
+    for parts in (subject.loss_of_split("test"), subject.loss_of(0), subject.loss):
+        assert loss_value(parts, subject.params) == pytest.approx(whole, rel=1e-9)

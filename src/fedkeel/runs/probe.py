@@ -17,6 +17,7 @@ from fedkeel.core.rule import Local, State
 from fedkeel.core.trees import Tree, stack
 from fedkeel.data.clients import Rows, Sample
 from fedkeel.engines.engine import client_state, step_keys
+from fedkeel.errors import DataError
 from fedkeel.problems.calling import arrange_inputs, read_logits
 from fedkeel.problems.task import Task
 from fedkeel.randomness import choice, key
@@ -61,11 +62,20 @@ class Probe:
         return self.loss_on([self.task.prepare(self.task.clients.rows(client, self.rows(client)))])
 
     def loss_on(self, prepared: Sequence[Sample]) -> LossParts:
-        """Return the mean loss on samples, gathered into parts of CHUNK samples."""
+        """Return the mean loss on samples, in parts of CHUNK samples; in one part where the loss is no mean."""
         joined = tuple(torch.cat(part) for part in zip(*prepared, strict=True))
         total = len(joined[0])
-        pieces = [tuple(part[i : i + CHUNK] for part in joined) for i in range(0, total, CHUNK)]
+        chunk = CHUNK if total <= CHUNK or self.splits else total
+        pieces = [tuple(part[i : i + chunk] for part in joined) for i in range(0, total, chunk)]
         return [partial(self._share, tensors=piece, total=total) for piece in pieces]
+
+    @cached_property
+    def splits(self) -> bool:
+        """Whether parts of the samples have means that add up to the loss of all: not so with class weights."""
+        try:
+            return self.task.separable
+        except DataError:  # clients' samples have unequal shapes: those of several clients cannot be seen at once
+            return True
 
     def _share(self, params: Tree, tensors: Sample, total: int) -> Tensor:
         """This part's share of the mean loss, a function that can be differentiated twice."""
