@@ -142,6 +142,22 @@ def test_eigenvectors_as_directions(folder):
     assert found["landscape"]["plane"]["along"] == "top Hessian eigenvectors"
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [
+        {"model": torch.nn.Linear(3, 1), "loss": torch.nn.L1Loss()},  # piecewise linear
+        {"params": {"w": torch.zeros(())}, "loss": lambda params, batch: (params["w"] - batch[1][:, 0]).square()},
+    ],
+    ids=["no curvature", "one parameter"],
+)
+def test_a_loss_without_two_curved_directions_has_no_landscape_along_eigenvectors(problem):
+    clients = [(torch.ones(4, 3) * i, torch.arange(4.0)[:, None]) for i in (1, 2)]
+    run = fk.run(fk.Experiment(problem=fk.Problem(**problem, clients=clients), rounds=1), engine="serial")
+    with pytest.raises(fk.RequestError, match="not curved") as error:
+        analyse(run, ["landscape"], Extent(directions="eigen", points=3))
+    assert "--directions random" in error.value.hint
+
+
 def exact_hessian(module, x, y):
     """The dense Hessian of the mean loss on samples, by autograd through every parameter."""
     named = dict(module.named_parameters())

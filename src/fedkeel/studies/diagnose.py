@@ -19,7 +19,7 @@ from fedkeel.analysis.similarity import pairwise_cka
 from fedkeel.analysis.spectrum import heterogeneity, summarise_bands
 from fedkeel.core.states import write_text
 from fedkeel.core.trees import Tree
-from fedkeel.errors import require_known
+from fedkeel.errors import RequestError, require_known
 from fedkeel.rules import ByAgreement
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import read_json
@@ -127,7 +127,10 @@ def measure_landscape(subject: Subject, extent: Extent) -> dict[str, Any]:
     loss = subject.loss_of_split(extent.split)
     if extent.directions == "eigen":
         product = hessian_product(loss, subject.params)
-        found = top_eigenvalues(product, subject.params, 2, extent.lanczos_steps, subject.seed)
+        count = min(2, subject.params.layout.size)
+        found = top_eigenvalues(product, subject.params, count, extent.lanczos_steps, subject.seed)
+        if count < 2 or not any(found.values):
+            raise RequestError("the loss is not curved along two directions here.", "--directions random")
         slope = gradient(loss, subject.params)
         ways_up = (Tree(row, subject.params.layout) for row in found.vectors.buffer)
         # an eigenvector has no sign of its own: uphill in every run, so that landscapes can be compared
