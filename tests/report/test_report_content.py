@@ -14,6 +14,7 @@ import fedkeel as fk
 from fedkeel.cli.training import runs_in
 from fedkeel.report import figures
 from fedkeel.report.content import SPENT, content, look
+from fedkeel.report.diagnostic_figures import diagnostic_charts
 from fedkeel.report.drawing import embed
 from fedkeel.report.figures import write_figures
 from fedkeel.report.labels import label_tables
@@ -448,12 +449,15 @@ def test_a_number_that_is_not_there_leaves_its_cell_of_a_map_empty(tmp_path):
     folders = [
         made_up(tmp_path / str(s), seed=s, rounds=2, tracked=False, extra=extra) for s, extra in enumerate(seeds)
     ]
-    made = content(read(*folders))
-    found = spectra(made.settings[0].groups[0])["values"]
+    (setting,) = content(read(*folders)).settings
+    found = spectra(setting.groups[0])["values"]
     assert np.array_equal(found, [[3.0, 6.0, np.nan]] * 2, equal_nan=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        page(made)
+        (over_rounds,) = diagnostic_charts(setting)
+        assert figures.bands(setting).axes
+    drawn = over_rounds.figure.axes[0].collections[0].get_array()
+    assert np.ma.getmaskarray(drawn).tolist() == [[False] * 2, [False] * 2, [True] * 2]
 
 
 def test_critical_layers_are_a_map_of_means_over_seeds(tmp_path):
