@@ -1,5 +1,7 @@
 """Curvature by Hessian-vector products against dense Hessians and closed forms."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -72,10 +74,21 @@ def test_few_steps_bound_the_eigenvalue_from_below_and_the_residual_says_how_far
     assert float(residual.norm()) == pytest.approx(found.residuals[0], rel=1e-6)
 
 
-def test_a_hessian_of_low_rank_ends_the_search_early():
+def test_eigenvalues_of_a_hessian_of_low_rank():
     matrix = torch.diag(torch.tensor([9.0, 4.0] + [0.0] * 18, dtype=torch.float64))
     found = top_eigenvalues(hessian_product(quadratic(matrix), flat([1.0] * 20)), flat([1.0] * 20), 2, steps=20)
     assert found.values == pytest.approx([9, 4], rel=1e-10)
+
+
+def test_an_eigenvalue_that_repeats_is_found_as_often_as_it_is_there():
+    matrix = torch.diag(torch.tensor([5.0, 5.0, 5.0, 2.0, 1.0, 1.0], dtype=torch.float64))
+    found = top_eigenvalues(hessian_product(quadratic(matrix), flat([1.0] * 6)), flat([1.0] * 6), 4)
+    assert found.values == pytest.approx([5, 5, 5, 2], rel=1e-10)
+    rows = found.vectors.buffer
+    assert torch.allclose(rows @ rows.mT, torch.eye(4, dtype=torch.float64), atol=1e-10)
+    assert torch.allclose(rows @ matrix, torch.tensor(found.values, dtype=torch.float64)[:, None] * rows, atol=1e-10)
+    flatland = top_eigenvalues(lambda v: 0 * v, flat([1.0] * 6), 2)
+    assert flatland.values == [0, 0]
 
 
 def test_trace_is_exact_for_a_diagonal_hessian_and_within_its_error_for_another():
@@ -110,6 +123,11 @@ def test_sharpness_of_a_bowl_is_found_by_ascent():
     assert sharpness(quadratic(matrix), near, rho=0.0) == pytest.approx(0, abs=1e-15)
     with pytest.raises(fk.RequestError, match="radius"):
         sharpness(quadratic(matrix), near, rho=-1)
+
+
+@pytest.mark.parametrize("start", [-1.0, 0.05])  # not a number here, or after the first step of ascent
+def test_where_the_loss_is_not_a_number_the_sharpness_is_none(start):
+    assert math.isnan(sharpness([lambda tree: -tree.buffer.sum().sqrt()], flat([start]), rho=0.1, steps=3))
 
 
 def test_landscapes_of_a_bowl():

@@ -32,6 +32,15 @@ def test_clients_that_move_alike_and_clients_that_cancel():
     assert against.agreement == pytest.approx(0, abs=1e-12)
 
 
+def test_the_spread_of_clients_that_nearly_agree_is_no_rounding():
+    generator = torch.Generator().manual_seed(0)
+    common, apart = torch.randn(2000, generator=generator), 1e-4 * torch.randn(5, 2000, generator=generator)
+    rows = common + apart
+    exact = (rows.double() - rows.double().mean(0)).norm(dim=1).square().mean().sqrt()
+    found = drift(Tree(rows, layout((("w", (2000,)),))))
+    assert found.spread == pytest.approx(float(exact), rel=1e-3)
+
+
 def test_cosines_are_those_of_the_rows():
     generator = torch.Generator().manual_seed(0)
     tree = moves(*torch.randn(5, 30, generator=generator, dtype=torch.float64).tolist())

@@ -26,6 +26,10 @@ def test_cka_of_uncorrelated_and_of_constant_features_is_zero():
     y = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])
     assert linear_cka(x, y) == pytest.approx(0, abs=1e-15)
     assert linear_cka(x, torch.ones(4, 3)) == 0
+    for samples in (7, 49, 1000):  # the mean of equal numbers is not quite that number
+        constant = torch.full((samples, 3), 0.1, dtype=torch.float64)
+        assert linear_cka(constant, constant) == 0
+        assert linear_cka(features(samples, 3), constant) == 0
 
 
 def test_cka_of_one_feature_is_the_squared_correlation():

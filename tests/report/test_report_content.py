@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,13 @@ import fedkeel as fk
 from fedkeel.cli.training import runs_in
 from fedkeel.report import figures
 from fedkeel.report.content import SPENT, content, look
+from fedkeel.report.diagnostic_figures import diagnostic_charts
 from fedkeel.report.drawing import embed
 from fedkeel.report.figures import write_figures
 from fedkeel.report.labels import label_tables
 from fedkeel.report.numbers import numbers
 from fedkeel.report.page import MOST_BYTES, page, write_report
-from fedkeel.report.series import Spread, common_target, critical, curve, measures, row, spent_by, thinned
+from fedkeel.report.series import Spread, common_target, critical, curve, measures, row, spectra, spent_by, thinned
 from fedkeel.report.source import Group, Source, groups_of
 from fedkeel.report.sweeps import find_sweeps, trials_of_runs
 from fedkeel.report.tables import differences
@@ -420,6 +422,42 @@ def test_numbers_of_diagnostics_are_means_over_the_seeds_that_were_analysed(tmp_
     # charts show the first seed that has a diagnostic
     found = made.settings[0].groups[0].diagnostics
     assert (found["drift"]["cosine"], found["hessian"]["trace"]) == (0.2, 11.5)
+
+
+def test_numbers_of_other_models_samples_and_radii_are_not_averaged(tmp_path):
+    hessian = {"eigenvalues": [8.0], "trace": 1.0, "sharpness": 0.5, "rho": 0.05, "round": 20, "which": "last"}
+    others = ({"which": "best", "round": 7}, {"split": "test"}, {"rho": 0.5}, {"round": 5}, {"trace": 3.0})
+    every = [hessian, *(hessian | {"eigenvalues": [100.0], "trace": 100.0} | one for one in others)]
+    folders = [analysed(made_up(tmp_path / str(s), seed=s), hessian=one) for s, one in enumerate(every)]
+    html = numbers(content(read(*folders)).settings[0])
+    (row,) = cells_of(html)
+    assert row["trace"] == "2 ± 1.41"  # of the first seed and the last
+    assert "At the last model, as" in html
+    for one, told in zip(others, ("best model", "last model on test samples", "", "model of round 5"), strict=False):
+        best = analysed(made_up(tmp_path / f"{one}"), hessian=hessian | one, drift=DRIFT | {"accuracy_spread": None})
+        html = numbers(content(read(best)).settings[0])
+        assert f"At the {told}: hessian of fedavg. " in html or not told
+        assert "At the last model: drift of fedavg." in html or not told
+
+
+def test_a_number_that_is_not_there_leaves_its_cell_of_a_map_empty(tmp_path):
+    band = "spectrum/distance/"
+    seeds = (
+        {f"{band}1": 2.0, f"{band}2": None, f"{band}3": None},
+        {f"{band}1": 4.0, f"{band}2": 6.0, f"{band}3": None},
+    )
+    folders = [
+        made_up(tmp_path / str(s), seed=s, rounds=2, tracked=False, extra=extra) for s, extra in enumerate(seeds)
+    ]
+    (setting,) = content(read(*folders)).settings
+    found = spectra(setting.groups[0])["values"]
+    assert np.array_equal(found, [[3.0, 6.0, np.nan]] * 2, equal_nan=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (over_rounds,) = diagnostic_charts(setting)
+        assert figures.bands(setting).axes
+    drawn = over_rounds.figure.axes[0].collections[0].get_array()
+    assert np.ma.getmaskarray(drawn).tolist() == [[False] * 2, [False] * 2, [True] * 2]
 
 
 def test_critical_layers_are_a_map_of_means_over_seeds(tmp_path):

@@ -10,7 +10,7 @@ import fedkeel as fk
 from fedkeel.analysis.curvature import gradient, loss_value
 from fedkeel.analysis.filtered import by
 from fedkeel.studies.diagnose import DIAGNOSTICS, analyse, measure_landscape, read_diagnostics
-from fedkeel.studies.embed import features_by_class
+from fedkeel.studies.embed import features_by_class, gather_samples
 from fedkeel.studies.extent import Extent
 from fedkeel.studies.subject import Subject
 
@@ -142,6 +142,22 @@ def test_eigenvectors_as_directions(folder):
     assert found["landscape"]["plane"]["along"] == "top Hessian eigenvectors"
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [
+        {"model": torch.nn.Linear(3, 1), "loss": torch.nn.L1Loss()},  # piecewise linear
+        {"params": {"w": torch.zeros(())}, "loss": lambda params, batch: (params["w"] - batch[1][:, 0]).square()},
+    ],
+    ids=["no curvature", "one parameter"],
+)
+def test_a_loss_without_two_curved_directions_has_no_landscape_along_eigenvectors(problem):
+    clients = [(torch.ones(4, 3) * i, torch.arange(4.0)[:, None]) for i in (1, 2)]
+    run = fk.run(fk.Experiment(problem=fk.Problem(**problem, clients=clients), rounds=1), engine="serial")
+    with pytest.raises(fk.RequestError, match="not curved") as error:
+        analyse(run, ["landscape"], Extent(directions="eigen", points=3))
+    assert "--directions random" in error.value.hint
+
+
 def exact_hessian(module, x, y):
     """The dense Hessian of the mean loss on samples, by autograd through every parameter."""
     named = dict(module.named_parameters())
@@ -209,6 +225,21 @@ def test_a_problem_without_layers(toy):
         analyse(run, ["cka"], SMALL)
 
 
+def test_what_does_not_apply_is_left_out_where_nothing_was_named(toy, caplog):
+    run = fk.run(fk.Experiment(problem=toy, rounds=1, batch_size=1, participation=1.0))
+    assert set(analyse(run, extent=SMALL)) == set(DIAGNOSTICS) - {"cka"}
+    assert "cka is left out: this problem has no module" in caplog.text
+
+
+def test_one_client_is_analysed_without_a_comparison(small, caplog):
+    alone = fk.Problem(model=small.model, loss=small.loss, clients=small.clients[:1], test=small.test)
+    run = fk.run(fk.Experiment(problem=alone, rounds=1, batch_size=4, lr=0.1), engine="serial")
+    assert {"drift", "hessian", "landscape"} <= set(analyse(run, extent=SMALL))
+    assert "spectrum is left out: one client" in caplog.text
+    with pytest.raises(fk.RequestError, match="one client alone"):
+        analyse(run, ["spectrum"], SMALL)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -231,3 +262,109 @@ def test_the_radius_is_the_one_asked_for(trained):
     for radius, far in ((0.25, 0.25), (None, 1.0)):
         found = measure_landscape(subject, Extent(radius=radius, points=3))["line"]["x"]
         assert (found[0], found[-1]) == (-far, far)
+
+
+def test_a_loss_that_is_no_mean_is_taken_of_all_samples_at_once():
+    """With class weights it is Σ c_y l / Σ c_y, which is no mean of the losses of parts."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(3).repeat_interleave(100)
+    x = torch.randn(300, 2, generator=generator, dtype=torch.float64) + y[:, None]
+    loss = torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 50.0], dtype=torch.float64))
+    torch.manual_seed(0)
+    problem = fk.Problem(model=torch.nn.Linear(2, 3), loss=loss, clients=[(x, y)] * 2, test=(x, y))
+    run = fk.run(fk.Experiment(problem=problem, rounds=1, lr=0.1), dtype=torch.float64, engine="serial")
+    whole = run.curve("test_loss")[-1]
+    subject = Subject(run)
+    for parts in (subject.loss_of_split("test"), subject.loss_of(0), subject.loss):
+        assert loss_value(parts, subject.params) == pytest.approx(whole, rel=1e-9)
+
+
+# ---- what clients keep to themselves -------------------------------------------------------------------------------
+FEW = {"batch_size": 4, "lr": 0.1, "participation": 1.0, "epochs": 1}
+
+
+def accuracy_of(module, samples):
+    with torch.no_grad():
+        return float((module(samples[0]).argmax(1) == samples[1]).double().mean())
+
+
+def test_clients_with_private_layers_are_looked_at_with_their_own(small, tmp_path):
+    exp = fk.Experiment(problem=small, method="fedper", rounds=3, **FEW)
+    run = fk.run(exp, out=tmp_path / "run", engine="serial")
+    subject, found = Subject(run), analyse(run, ["drift"])["drift"]
+    assert "notes" not in found
+    for number, client in enumerate(subject.clients):
+        own = subject.states[number]["private"]
+        begun = subject.begin(number)[0]
+        assert all(torch.equal(begun[name], own[name]) for name in own)
+        slope = gradient(subject.loss_of(client), begun)
+        assert torch.equal(subject.gradients.buffer[number], slope.buffer)
+        expected = accuracy_of(subject.model(begun), small.clients[client])
+        assert found["accuracies"][number] == pytest.approx(expected)
+        moved = dict(subject.local_models[number].named_parameters())
+        ended = subject.outcomes[number].state["private"]
+        assert all(torch.equal(moved[name], ended[name]) for name in ended)
+    with pytest.raises(fk.RequestError, match="never leave clients"):
+        analyse(run, ["hessian"])
+    with pytest.raises(fk.RequestError, match="layers of their own") as error:
+        analyse(fk.run(exp, engine="serial"), ["drift"])  # nobody knows their layers
+    assert "folder" in error.value.hint
+
+
+def test_clients_that_keep_running_statistics_are_looked_at_with_their_own(small, tmp_path, caplog):
+    torch.manual_seed(0)
+    x = small.test[0]
+    model = torch.nn.Sequential(torch.nn.Linear(x.shape[1], 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+    clients = [(3 * inputs + 5, labels) for inputs, labels in small.clients if len(labels) > 4]
+    problem = fk.Problem(model=model, loss=torch.nn.CrossEntropyLoss(), clients=clients, test=small.test)
+    exp = fk.Experiment(problem=problem, buffers="keep", rounds=3, **FEW)
+    run = fk.run(exp, out=tmp_path / "run", engine="serial")
+    subject = Subject(run)
+    accuracies = subject.accuracies()
+    for number, client in enumerate(subject.clients):
+        own = subject.states[number]["buffers"]
+        assert not torch.equal(own["1.running_mean"], torch.zeros(4))
+        expected = accuracy_of(subject.model(subject.params, own), clients[client])
+        assert accuracies[number] == pytest.approx(expected)
+        ended = subject.outcomes[number].state["buffers"]
+        assert torch.equal(subject.local_models[number][1].running_mean, ended["1.running_mean"])
+    found = analyse(run, ["drift", "hessian"], SMALL)
+    assert "notes" not in found["drift"]
+    assert "running statistics" in found["hessian"]["notes"][0]
+    assert "running statistics" in caplog.text
+    with pytest.raises(fk.RequestError, match="running statistics of their own"):
+        analyse(fk.run(exp, engine="serial"), ["cka"])
+
+
+def test_clients_whose_memory_is_not_kept_are_said_to_be_new(small, tmp_path):
+    def notes_of(method, folder, **extent):
+        exp = fk.Experiment(problem=small, method=method, rounds=2, **FEW)
+        run = fk.run(exp, out=folder, engine="serial", callbacks=[KeepFirst()])
+        return analyse(run, ["drift"], Extent(clients=2, **extent))["drift"].get("notes", [])
+
+    class KeepFirst(fk.Callback):
+        def round(self, at):
+            if at.record.round == 1:
+                at.keep("first", "loss", 0.0)
+
+    assert notes_of("fedavg", None, which="first") == []
+    assert notes_of("scaffold", tmp_path / "last") == []
+    (told,) = notes_of("scaffold", None)
+    assert told.startswith("clients are taken as new")
+    assert notes_of("scaffold", tmp_path / "kept", which="first") == [
+        told,
+        "what the server sends beside this model is of the run's last round",
+    ]
+
+
+def test_common_test_samples_are_of_all_classes_of_a_sorted_test_set(small):
+    x = small.test[0][:1].expand(900, -1)
+    sorted_by_class = (x, torch.arange(3).repeat_interleave(300))
+    problem = fk.Problem(model=small.model, loss=small.loss, clients=small.clients, test=sorted_by_class)
+    run = fk.run(fk.Experiment(problem=problem, rounds=1, **FEW), engine="serial")
+    subject = Subject(run)
+    points = gather_samples(subject, Extent(samples=100))
+    for kind, count in (("sample", 100), ("client sample", 16)):
+        classes = points[kind].classes[:count]
+        assert set(classes) == {0, 1, 2}, kind
+    assert len(points["sample"].rows) == 100

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import isnan, sqrt
 
 import torch
 from torch import Tensor
@@ -71,7 +71,8 @@ class Eigenpairs:
 def top_eigenvalues(product: Product, at: Tree, count: int = 2, steps: int = 20, seed: int = 0) -> Eigenpairs:
     """The `count` largest eigenvalues (algebraically) of a symmetric matrix, by `steps` steps of Lanczos.
 
-    Every new vector is orthogonalised twice against all before it, which keeps `steps` vectors of the model's size.
+    Every new vector is orthogonalised twice against all before it, which keeps `steps` vectors of the model's size. An
+    eigenvalue that repeats is found again only where the steps exhaust the space of the first vector.
     """
     size = at.layout.size
     if not 1 <= count <= size:
@@ -91,27 +92,34 @@ def top_eigenvalues(product: Product, at: Tree, count: int = 2, steps: int = 20,
 
 
 def lanczos(product: Product, like: Tensor, steps: int, seed: int) -> tuple[Tensor, list[float], list[float]]:
-    """An orthonormal basis `[k, D]` of the Krylov space of a random vector, and the tridiagonal matrix there.
+    """An orthonormal basis `[steps, D]` of the Krylov space of a random vector, and the tridiagonal matrix there.
 
-    k is smaller than `steps` when the space is exhausted before.
+    Where the space is exhausted before, that of another random vector follows, beside which the matrix has a 0.
     """
     v = normal_like(like, key(seed, "lanczos"))
     v = v / v.norm()
     basis, diagonal, beside = [v], [], []
-    for _ in range(min(steps, like.numel())):
+    while True:
         w = product(basis[-1])
         if not bool(torch.isfinite(w).all()):
             raise RunError("the loss has no finite curvature here.", "is the model's loss finite at this point?")
         diagonal.append(float(basis[-1] @ w))
-        known = torch.stack(basis)
-        for _again in range(2):
-            w = w - known.mT @ (known @ w)
+        w = remove_span(w, torch.stack(basis))
         beside.append(float(w.norm()))
+        if len(diagonal) == min(steps, like.numel()):
+            return torch.stack(basis), diagonal, beside
         scale = max(map(abs, (*diagonal, *beside)))
-        if len(diagonal) == min(steps, like.numel()) or beside[-1] <= 10 * torch.finfo(w.dtype).eps * scale:
-            break
-        basis.append(w / beside[-1])
-    return torch.stack(basis), diagonal, beside
+        if beside[-1] <= 10 * torch.finfo(w.dtype).eps * scale:
+            beside[-1] = 0.0
+            w = remove_span(normal_like(like, key(seed, "lanczos", len(basis))), torch.stack(basis))
+        basis.append(w / w.norm())
+
+
+def remove_span(w: Tensor, basis: Tensor) -> Tensor:
+    """The part of a vector that is orthogonal to the rows of an orthonormal basis; twice, against rounding."""
+    for _again in range(2):
+        w = w - basis.mT @ (basis @ w)
+    return w
 
 
 @dataclass(frozen=True)
@@ -137,7 +145,7 @@ def trace(product: Product, like: Tree, probes: int = 10, seed: int = 0) -> Trac
 def sharpness(loss: LossParts, at: Tree, rho: float, steps: int = 1) -> float:
     """max_{‖ε‖ ≤ ρ} L(w + ε) − L(w), from below: the best of `steps` steps of ascent on the sphere.
 
-    One step is SAM's own: ε = ρ g / ‖g‖. Never negative, since ε = 0 is allowed.
+    One step is SAM's own: ε = ρ g / ‖g‖. Never negative, since ε = 0 is allowed; NaN where a loss on the way is.
     """
     if rho < 0 or steps < 1:
         raise RequestError(f"sharpness needs a radius and at least one step: rho={rho}, steps={steps}.")
@@ -145,7 +153,8 @@ def sharpness(loss: LossParts, at: Tree, rho: float, steps: int = 1) -> float:
     for _ in range(steps):
         climb = (point - at).unit(TINY) + gradient(loss, point).unit(TINY)
         point = at + rho * climb.unit(TINY)
-        best = max(best, loss_value(loss, point) - here)
+        rise = loss_value(loss, point) - here
+        best = rise if isnan(rise) else max(best, rise)  # a NaN, once there, stays
     return best
 
 

@@ -37,16 +37,18 @@ def drift(updates: Tree) -> Drift:
 
 
 def drift_numbers(updates: Tree) -> Tensor:
-    """The six numbers of a Drift, in two readings of the updates and without a product for each pair of clients.
+    """The six numbers of a Drift, in three readings of the updates and without a product for each pair of clients.
 
-    With unit moves u_i, the cosines of all pairs add up to ‖Σ u_i‖² − Σ ‖u_i‖²; and mean‖Δ_i − Δ̄‖² = mean‖Δ_i‖² − ‖Δ̄‖².
+    With unit moves u_i, the cosines of all pairs add up to ‖Σ u_i‖² − Σ ‖u_i‖².
     """
     clients, lengths = len(updates.buffer), updates.norm()
     inverse = torch.where(lengths > 0, 1 / lengths, 0.0)
     sums = torch.stack([torch.full_like(inverse, 1 / clients), inverse]) @ updates.buffer
     centre, units = Tree(sums, updates.layout).norm().to(torch.float64)
     moving, lengths = (lengths > 0).sum(), lengths.to(torch.float64)
-    spread = (lengths.square().mean() - centre**2).clamp(min=0).sqrt()
+    # row by row: a copy of all updates may not fit, and mean‖Δ_i‖² − ‖Δ̄‖² is rounding where clients nearly agree
+    apart = torch.stack([Tree(row - sums[0], updates.layout).norm() for row in updates.buffer])
+    spread = apart.to(torch.float64).square().mean().sqrt()
     cosine = (units**2 - moving) / (clients * (clients - 1)) if clients > 1 else torch.ones_like(centre)
     agreement = centre / lengths.mean().clamp(min=1e-30)
     return torch.stack([lengths.mean(), lengths.min(), lengths.max(), spread, cosine, agreement])

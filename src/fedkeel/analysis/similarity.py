@@ -18,13 +18,21 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
     if len(x) != len(y) or len(x) < 2:
         raise RequestError(f"CKA compares features of the same samples, at least two: {len(x)} and {len(y)}.")
     x, y = (z.flatten(1).to(torch.float64) for z in (x, y))
-    x, y = x - x.mean(0), y - y.mean(0)
+    x, y = centred(x), centred(y)
     if max(x.shape[1], y.shape[1]) > len(x):  # the same numbers through samples × samples, when that is smaller
         a, b = x @ x.mT, y @ y.mT
         alike, scale = (a * b).sum(), a.norm() * b.norm()
     else:
         alike, scale = (y.mT @ x).square().sum(), (x.mT @ x).norm() * (y.mT @ y).norm()
     return float(alike / scale) if scale > 0 else 0.0
+
+
+def centred(features: Tensor) -> Tensor:
+    """Features less their means; exactly 0 where one is constant up to rounding."""
+    mean = features.mean(0)
+    rest = features - mean
+    rounding = 10 * torch.finfo(features.dtype).eps * features.abs().amax(0)
+    return torch.where(rest.abs().amax(0) > rounding, rest, 0.0)
 
 
 def pairwise_cka(features: Sequence[Tensor]) -> Tensor:

@@ -72,7 +72,7 @@ def analyse(
 ) -> None:
     """Look closer at a trained run; the numbers go into the run's folder, where `fedkeel report` finds them.
 
-    Without a choice: all of them.
+    Without a choice: all that apply to the run.
     """
     from fedkeel.cli.training import runs_in
     from fedkeel.problems.given import find_problem
@@ -111,7 +111,7 @@ def analyse_runs(
     trust: Trust = Trust.NOTHING,
     anew: bool = True,
 ) -> dict[str, dict[str, Any]]:
-    """Take diagnostics of run folders, all when none is named; `shared`: embed their models in one plane.
+    """Take diagnostics of run folders, all that apply when none is named; `shared`: embed their models in one plane.
 
     Without `anew`, those that a folder has already are not taken again.
     """
@@ -128,7 +128,7 @@ def analyse_runs(
         left = [name for name in alone if anew or not is_known(runs[-1], name, extent)]
         if left:
             say(stderr(), "analysing", "bold", str(path))
-        found[str(path)] = diagnose(runs[-1], left, extent, device) if left else {}
+        found[str(path)] = diagnose(runs[-1], left, extent, device, optional=not names) if left else {}
     if together and (anew or not all(is_known(run, "embedding", extent, name_plane(runs)) for run in runs)):
         say(stderr(), "embedding", "bold", f"{len(runs)} runs in one plane")
         for path, data in zip(folders, embed_together(runs, extent, device), strict=True):

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 MARKS: dict[str, Any] = {"marker": "o", "markersize": 3, "linewidth": 1.2}
 BANDS = (("distance", "Dist(m)"), ("deviation", "Std(m)"), ("variance", "variance"))
 GROUPS = 40  # in one frame; more cannot be read
-END = "between clients, at the last model"
 
 
 def diagnostic_charts(setting: Setting) -> Iterator[Chart]:
@@ -48,11 +47,12 @@ def diagnostic_charts(setting: Setting) -> Iterator[Chart]:
         wide = WIDE if len(found) > 1 else 2 * WIDE
         yield Chart("gradient-divergence", "spectrum", title, note, panels(found, divergence, wide=wide))
     if found := shown(setting, diagnostic("spectrum")):
+        where = f"between clients, at the {name_model(found)}"
         for kind, here in by_kind(found):
-            yield Chart(f"spectrum-{kind}", "spectrum", f"Spectrum of {kind}s", END, spectrum(here))
+            yield Chart(f"spectrum-{kind}", "spectrum", f"Spectrum of {kind}s", where, spectrum(here))
         for kind, here in by_kind(found):
             if here := [one for one in here if one.data.get("layers")]:
-                note = f"{END}; Dist(m), darker: farther apart"
+                note = f"{where}; Dist(m), darker: farther apart"
                 file, title = f"spectrum-{kind}-by-layer", f"Bands by layer, {kind}s"
                 yield Chart(file, "spectrum", title, note, panels(here, by_layer, NAMED))
         note = f"dashed: without the lowest {100 * found[0].data['ratio']:.4g} % of frequencies"
@@ -61,7 +61,7 @@ def diagnostic_charts(setting: Setting) -> Iterator[Chart]:
         note = f"between clients, after round {found[0].data['round']}"
         yield Chart("update-cosines", "drift", "Update cosines", note, panels(found, cosines))
         if served := [one for one in found if one.data["accuracies"]]:
-            note = "of the last server model; clients from the worst served to the best"
+            note = f"of the {name_model(served)}; clients from the worst served to the best"
             title = "Accuracy on each client's own samples"
             yield Chart("client-accuracy", "clients", title, note, accuracies(served))
     if found := shown(setting, diagnostic("embedding")):
@@ -125,8 +125,7 @@ def name_loss(found: Sequence[Shown]) -> str:
 
 def name_model(found: Sequence[Shown]) -> str:
     """Which model of the runs was looked at."""
-    models = {one.data.get("which", "last") for one in found}
-    return f"{'best' if models == {'best'} else 'last'} model" if len(models) == 1 else "best or last model"
+    return " or ".join(sorted({one.data.get("which", "last") for one in found})) + " model"
 
 
 def diagnostic(name: str) -> Callable[[Group], Any]:

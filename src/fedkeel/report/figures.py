@@ -150,6 +150,7 @@ def bands(setting: Setting) -> Figure:
 
     def tracked(group: Group) -> dict[str, Any]:
         found = {kind: spectra(group, kind) for kind in ("distance", "deviation")}
-        return {kind: np.mean(numbers(one["values"]), axis=0) for kind, one in found.items() if one}
+        tables = {kind: np.ma.masked_invalid(numbers(one["values"])) for kind, one in found.items() if one}
+        return {kind: np.ma.filled(table.mean(axis=0), np.nan) for kind, table in tables.items()}
 
     return spectrum(shown(setting, tracked, every=True), BANDS[:2])

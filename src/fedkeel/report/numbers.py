@@ -10,7 +10,7 @@ from typing import Any
 from fedkeel.analysis.filtered import RATIO
 from fedkeel.report.content import Setting, group_id
 from fedkeel.report.series import Spread, diverged, probed
-from fedkeel.report.source import Group
+from fedkeel.report.source import Group, Source
 from fedkeel.report.tables import sortable_table, td
 
 Found = Mapping[str, Any]
@@ -104,7 +104,21 @@ def read_number(group: Group, name: str) -> float | None:
 
 def spread_of(group: Group, column: Column) -> Spread | None:
     diagnostic, _, number, _ = column
-    return Spread.of(number(run.diagnostics[diagnostic]) for run in group.runs if diagnostic in run.diagnostics)
+    return Spread.of(number(found) for found in alike(group, diagnostic))
+
+
+def alike(group: Group, diagnostic: str) -> list[Found]:
+    """A diagnostic of the seeds that have it of the same model, on the same samples and at the same radius as the
+    first: others are another number."""
+    found = [(conditions(run, one), one) for run in group.runs if (one := run.diagnostics.get(diagnostic)) is not None]
+    return [one for taken, one in found if taken == found[0][0]]
+
+
+def conditions(run: Source, found: Found) -> tuple[str, float | None]:
+    """What a diagnostic was taken of, in words, and its radius where it has one."""
+    which, round = found.get("which", "last"), found.get("round", len(run.records))
+    model = f"{which} model" if which != "last" or round == len(run.records) else f"model of round {round}"
+    return model + (" on test samples" if found.get("split") == "test" else ""), found.get("rho")
 
 
 def numbers(setting: Setting) -> str:
@@ -133,7 +147,14 @@ def cell(value: Spread | None, write: Callable[[float], str]) -> str:
 def note(setting: Setting) -> str:
     """Under what conditions the numbers were taken."""
     found = [group.diagnostics for group in setting.groups]
-    parts = ["At the last model, as fedkeel analyse left them."]
+    places: dict[str, list[str]] = {}
+    for group in setting.groups:
+        for name in dict.fromkeys(column[0] for column in COLUMNS):
+            run = next((run for run in group.runs if name in run.diagnostics), None)
+            if run is not None:
+                places.setdefault(conditions(run, run.diagnostics[name])[0], []).append(f"{name} of {group.label}")
+    several = [f"At the {place}: {', '.join(names)}." for place, names in places.items()]
+    parts = several if len(several) > 1 else [f"At the {place}, as fedkeel analyse left them." for place in places]
     if any("spectrum" in one for one in found):
         parts.append(f"The cut is that of the method's own filter, else at {100 * RATIO:g} % of the frequencies.")
     radii = sorted({one["hessian"]["rho"] for one in found if "hessian" in one})

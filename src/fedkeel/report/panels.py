@@ -104,8 +104,8 @@ def bands_by_round(axes: Any, one: Shown, found: Sequence[Shown]) -> Any:
     from matplotlib.colors import LogNorm
 
     every = np.concatenate([np.ravel(numbers(other.data["values"])) for other in found])
-    low, high = (float(edge(every[every > 0])) if every.any() else 1.0 for edge in (np.min, np.max))
-    table = np.ma.masked_less_equal(numbers(one.data["values"]).T, 0)
+    low, high = (float(edge(every[every > 0])) if (every > 0).any() else 1.0 for edge in (np.min, np.max))
+    table = np.ma.masked_less_equal(np.ma.masked_invalid(numbers(one.data["values"]).T), 0)
     axes.set_xlabel("round", fontsize=7)
     axes.set_ylabel("band", fontsize=7)
     axes.xaxis.get_major_locator().set_params(integer=True)

@@ -205,12 +205,14 @@ def critical(group: Group) -> dict[str, Any] | None:
 
 
 def map_of(group: Group, has: Callable[[Mapping[str, Any]], bool], names: Sequence[str]) -> dict[str, Any]:
-    """The named numbers over some of the rounds that have them, the mean over seeds: `values` [rounds, names]."""
-    rows: dict[int, list[list[float]]] = {}
+    """The named numbers over some of the rounds that have them, the mean over the seeds that have it: `values` [rounds,
+    names], NaN where none has."""
+    rows: dict[int, list[Mapping[str, Any]]] = {}
     for record in (record for run in group.runs for record in run.records if has(record.extra)):
-        rows.setdefault(record.round, []).append([record.extra.get(name) or 0.0 for name in names])
+        rows.setdefault(record.round, []).append(record.extra)
     rounds = thinned(sorted(rows), SPECTRA)
-    return {"rounds": rounds, "values": [np.mean(rows[number], axis=0).tolist() for number in rounds]}
+    means = [[Spread.of(extra.get(name) for extra in rows[number]) for name in names] for number in rounds]
+    return {"rounds": rounds, "values": [[math.nan if one is None else one.mean for one in row] for row in means]}
 
 
 def marked(extra: Mapping[str, Any]) -> list[str]:

@@ -17,6 +17,7 @@ from fedkeel.core.rule import Local, State
 from fedkeel.core.trees import Tree, stack
 from fedkeel.data.clients import Rows, Sample
 from fedkeel.engines.engine import client_state, step_keys
+from fedkeel.errors import DataError
 from fedkeel.problems.calling import arrange_inputs, read_logits
 from fedkeel.problems.task import Task
 from fedkeel.randomness import choice, key
@@ -57,23 +58,34 @@ class Probe:
         return np.asarray(choice(key(self.seed, "analysed rows", client), size, min(self.samples, size)))
 
     def loss_of(self, client: int) -> LossParts:
-        """Return the mean loss on a client's training samples, as parts that add up to it."""
-        return self.loss_on([self.task.prepare(self.task.clients.rows(client, self.rows(client)))])
+        """Return the mean loss on a client's training samples, as parts that add up to it; with its own buffers."""
+        samples = self.task.prepare(self.task.clients.rows(client, self.rows(client)))
+        return self.loss_on([samples], self.begin(self.clients.index(client))[1])
 
-    def loss_on(self, prepared: Sequence[Sample]) -> LossParts:
-        """Return the mean loss on samples, gathered into parts of CHUNK samples."""
+    def loss_on(self, prepared: Sequence[Sample], buffers: Tree | None = None) -> LossParts:
+        """Return the mean loss on samples, in parts of CHUNK samples; in one part where the loss is no mean."""
         joined = tuple(torch.cat(part) for part in zip(*prepared, strict=True))
         total = len(joined[0])
-        pieces = [tuple(part[i : i + CHUNK] for part in joined) for i in range(0, total, CHUNK)]
-        return [partial(self._share, tensors=piece, total=total) for piece in pieces]
+        chunk = CHUNK if total <= CHUNK or self.splits else total
+        pieces = [tuple(part[i : i + chunk] for part in joined) for i in range(0, total, chunk)]
+        seen = self.buffers if buffers is None else buffers
+        return [partial(self._share, tensors=piece, total=total, buffers=seen) for piece in pieces]
 
-    def _share(self, params: Tree, tensors: Sample, total: int) -> Tensor:
+    @cached_property
+    def splits(self) -> bool:
+        """Whether parts of the samples have means that add up to the loss of all: not so with class weights."""
+        try:
+            return self.task.separable
+        except DataError:  # clients' samples have unequal shapes: those of several clients cannot be seen at once
+            return True
+
+    def _share(self, params: Tree, tensors: Sample, total: int, buffers: Tree | None) -> Tensor:
         """This part's share of the mean loss, a function that can be differentiated twice."""
         named, module, output = dict(params.items()), self.task.module, None
         model: nn.Module | dict[str, Tensor] = named
         if module is not None:
             was_training, model = module.training, module.eval()
-            seen = {} if self.buffers is None else dict(self.buffers.items())
+            seen = {} if buffers is None else dict(buffers.items())
             given = arrange_inputs(module, tensors[:-1] or tensors, self.task.problem.names)
             output = read_logits(functional_call(module, {**named, **seen}, *given))
             module.train(was_training)
@@ -83,9 +95,34 @@ class Probe:
     # ---- what clients compute here -------------------------------------------------------------------------------
     @cached_property
     def gradients(self) -> Tree:
-        """∇f_k(w) of each client, stacked."""
+        """∇f_k(w) of each client at the model that it begins with, stacked."""
         with torch.enable_grad():
-            return stack([gradient(self.loss_of(client), self.params) for client in self.clients])
+            return stack([gradient(self.loss_of(client), self.begin(i)[0]) for i, client in enumerate(self.clients)])
+
+    def begin(self, number: int) -> tuple[Tree, Tree | None]:
+        """Return the model that a client begins with, and its buffers."""
+        return self.complete(self.params, self.states[number])
+
+    def complete(self, params: Tree, state: State | None) -> tuple[Tree, Tree | None]:
+        """Put the layers and buffers that a client keeps to itself in the place of the server's."""
+        if not (self.private or self.keeps_buffers):
+            return params, self.buffers
+        own, message = client_state(self.method, self.task, state), broadcast(self.method, self.server)
+        buffers = own["buffers"] if self.keeps_buffers else self.buffers
+        for rule in self.method.personal:
+            params, own = rule.start(params, own, message)
+        return params, buffers
+
+    @cached_property
+    def private(self) -> list[str]:
+        """The parameters that never leave a client: the server's are those that the run began with."""
+        shared = self.method.travels(self.params)
+        return [name for name in self.params if name not in shared]
+
+    @property
+    def keeps_buffers(self) -> bool:
+        """Whether running statistics never leave a client: the server's are those that the run began with."""
+        return self.buffers is not None and self.plan.buffers == "keep"
 
     @cached_property
     def ascending(self) -> Phase | None:
@@ -109,7 +146,8 @@ class Probe:
         second = torch.ones((), dtype=torch.int64)
         of = step_keys(self.plan.training, self.round, client, 0, 1, self.task.device)[0]
         message = broadcast(self.method, self.server)
-        at = Local(self.params, self.params, message, slope, lr, second, self.params.scalar(2.0), of)
+        params = self.begin(number)[0]
+        at = Local(params, params, message, slope, lr, second, self.params.scalar(2.0), of)
         state = client_state(self.method, self.task, self.states[number])
         tree = slope if self.ascending.ascends else self.params.zeros()
         return apply_chain(self.ascending.perturb, tree, state, at)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from fedkeel.analysis.similarity import pairwise_cka
 from fedkeel.analysis.spectrum import heterogeneity, summarise_bands
 from fedkeel.core.states import write_text
 from fedkeel.core.trees import Tree
-from fedkeel.errors import require_known
+from fedkeel.errors import RequestError, require_known
 from fedkeel.rules import ByAgreement
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import read_json
@@ -29,11 +30,15 @@ from fedkeel.studies.extent import Extent
 from fedkeel.studies.group_accuracy import measure_groups
 from fedkeel.studies.subject import Subject
 
+log = logging.getLogger("fedkeel")
+
 ANALYSIS = "analysis"  # the sub-folder of a run
 
 
 def measure_spectrum(subject: Subject, extent: Extent) -> dict[str, Any]:
     """Measure where in the spectrum clients disagree: gradients, perturbations (if any) and updates."""
+    if len(subject.clients) < 2:
+        raise RequestError("one client alone disagrees with nobody: a spectrum compares two.", "leave out --spectrum")
     kinds = {"gradient": subject.gradients, "perturbation": subject.perturbations, "update": subject.updates}
     high_pass = find_filter(subject.method.rules)
     low_high = heterogeneity(subject.gradients, by(high_pass))
@@ -127,7 +132,10 @@ def measure_landscape(subject: Subject, extent: Extent) -> dict[str, Any]:
     loss = subject.loss_of_split(extent.split)
     if extent.directions == "eigen":
         product = hessian_product(loss, subject.params)
-        found = top_eigenvalues(product, subject.params, 2, extent.lanczos_steps, subject.seed)
+        count = min(2, subject.params.layout.size)
+        found = top_eigenvalues(product, subject.params, count, extent.lanczos_steps, subject.seed)
+        if count < 2 or not any(found.values):
+            raise RequestError("the loss is not curved along two directions here.", "--directions random")
         slope = gradient(loss, subject.params)
         ways_up = (Tree(row, subject.params.layout) for row in found.vectors.buffer)
         # an eigenvector has no sign of its own: uphill in every run, so that landscapes can be compared
@@ -154,35 +162,78 @@ DIAGNOSTICS: dict[str, Callable[[Subject, Extent], dict[str, Any]]] = {
     "landscape": measure_landscape,
     "groups": measure_groups,
 }
+OF_SERVER = ("hessian", "landscape", "groups")
+"""Those that look at the server's model alone."""
 
 
 def analyse(
-    run: Run, names: Iterable[str] = (), extent: Extent | None = None, device: str = "cpu"
+    run: Run,
+    names: Iterable[str] = (),
+    extent: Extent | None = None,
+    device: str = "cpu",
+    *,
+    optional: bool | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Take the named diagnostics of a run, all when none is named; write them beside a run that has a folder."""
-    extent, wanted = extent or Extent(), list(names) or [*DIAGNOSTICS]
+    """Take the named diagnostics of a run, all when none is named; write them beside a run that has a folder.
+
+    `optional`: one that does not apply is left out, and a warning says why; else it is refused. Without a word: all
+    are optional where none is named.
+    """
+    extent, wanted = extent or Extent(), list(names)
+    optional, wanted = not wanted if optional is None else optional, wanted or [*DIAGNOSTICS]
     for name in wanted:
         require_known(name, DIAGNOSTICS, "unknown diagnostic", "diagnostics")
     subject = take_subject(run, extent, device)
     found = {}
     for name in wanted:
-        found[name] = DIAGNOSTICS[name](subject, extent) | describe(subject.round, extent)
+        try:
+            found[name] = take_diagnostic(subject, name, extent) | describe(subject.round, extent)
+        except RequestError as error:
+            if not optional:
+                raise
+            log.warning("%s is left out: %s", name, error.message)
+            continue
         if run.path is not None:
             write_diagnostic(run.path, name, found[name])
+    tell_notes(found.values())
     return found
+
+
+def take_diagnostic(subject: Subject, name: str, extent: Extent) -> dict[str, Any]:
+    """Take one diagnostic; its `notes` say what it is not of, where that needs to be said."""
+    if name in OF_SERVER:
+        subject.require_whole_model()
+    return DIAGNOSTICS[name](subject, extent) | note_limits(subject, name)
+
+
+def note_limits(subject: Subject, name: str) -> dict[str, Any]:
+    """Return what a reader must know of the models that a diagnostic looked at; nothing where all is as expected."""
+    notes = [] if name in OF_SERVER else subject.describe_clients()
+    notes += subject.describe_server() if name in (*OF_SERVER, "embedding") else []
+    return {"notes": notes} if notes else {}
+
+
+def tell_notes(found: Iterable[Mapping[str, Any]]) -> None:
+    """Warn of each note of some diagnostics once."""
+    for told in dict.fromkeys(note for data in found for note in data.get("notes", ())):
+        log.warning("%s", told)
 
 
 def embed_together(runs: Sequence[Run], extent: Extent | None = None, device: str = "cpu") -> list[dict[str, Any]]:
     """Embed the models of several runs in one plane; write it beside each run that has a folder.  (FedFFT fig. 4)"""
     extent = extent or Extent()
     subjects = (take_subject(run, extent, device) for run in runs)
-    taken = [(s.clients, s.round, s.seed, gather_points(s, extent)) for s in subjects]
+    taken = [
+        ({"clients": s.clients} | note_limits(s, "embedding"), s.round, s.seed, gather_points(s, extent))
+        for s in subjects
+    ]
     projected = project([points for *_, points in taken], taken[0][2], name_plane(runs))
     found = []
-    for run, (clients, round, _, _), kinds in zip(runs, taken, projected, strict=True):
-        found.append({"clients": clients, "kinds": kinds} | describe(round, extent))
+    for run, (facts, round, _, _), kinds in zip(runs, taken, projected, strict=True):
+        found.append(facts | {"kinds": kinds} | describe(round, extent))
         if run.path is not None:
             write_diagnostic(run.path, "embedding", found[-1])
+    tell_notes(found)
     return found
 
 

@@ -76,11 +76,12 @@ def gather_samples(subject: Subject, extent: Extent) -> dict[str, Points]:
     inputs, labels = [one[kept] for one in inputs], labels[kept]
     server = take_layer(subject, subject.model(subject.params), inputs, extent.layer)
     few = max(1, len(labels) // len(subject.clients))  # of each client, so that there are as many points in all
-    rows = [take_layer(subject, module, [one[:few] for one in inputs], extent.layer) for module in subject.local_models]
+    some = slice(0, few * (len(labels) // few), len(labels) // few)  # all over them: they may be sorted by class
+    rows = [take_layer(subject, module, [one[some] for one in inputs], extent.layer) for module in subject.local_models]
     names = [f"client {client}" for client in subject.clients for _ in range(few)]
     return {
         "sample": Points(server, ["server"] * len(labels), labels.tolist()),
-        "client sample": Points(torch.cat(rows), names, labels[:few].tolist() * len(subject.clients)),
+        "client sample": Points(torch.cat(rows), names, labels[some].tolist() * len(subject.clients)),
     }
 
 

@@ -14,7 +14,8 @@ from fedkeel.analysis.similarity import layer_features
 from fedkeel.core.round import broadcast
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree, stack
-from fedkeel.data.clients import Sample
+from fedkeel.data.clients import Rows, Sample
+from fedkeel.engines.engine import ClientOutcome
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import RequestError
@@ -22,6 +23,7 @@ from fedkeel.problems.calling import arrange_inputs
 from fedkeel.problems.module_state import copy_whole, write_state
 from fedkeel.problems.predictions import find_hits
 from fedkeel.randomness import choice, key
+from fedkeel.rules.personal import KeepModel
 from fedkeel.runs import checkpoint
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
@@ -39,7 +41,8 @@ class Subject(Probe):
     def __init__(
         self, run: Run, *, clients: int = 10, samples: int = SAMPLES, device: str = "cpu", which: str = "last"
     ):
-        run = self.run = run.at(which)
+        last, run = len(run.records), run.at(which)
+        self.run, self.stale = run, len(run.records) < last  # whether the server's memory is of a later round
         task = task_maker(run.plan, device_of(device), run.server["params"].buffer.dtype)(
             run.problem or problem_of(run.plan)
         )
@@ -66,15 +69,17 @@ class Subject(Probe):
         test = self.task.test
         if test is None:
             raise RequestError("this problem has no test samples.", "leave out --split test")
-        size = int(test.sizes[0])
-        rows = choice(key(self.seed, "analysed test samples"), size, min(self.samples, size))
-        return self.loss_on([self.task.prepare(test.rows(0, np.asarray(rows)))])
+        return self.loss_on([self.task.prepare(test.rows(0, self.draw_test_rows(int(test.sizes[0]), self.samples)))])
+
+    def draw_test_rows(self, size: int, count: int) -> Rows:
+        """Draw rows of a test set, which may be sorted by class."""
+        return np.asarray(choice(key(self.seed, "analysed test samples"), size, min(count, size)))
 
     def test_samples(self, count: int) -> Sample:
-        """Take the first samples of the test set; of the clients, when there is none."""
+        """Draw so many samples of the test set; of a client, when there is none."""
         test = self.task.test
         if test is not None:
-            return self.task.prepare(test.rows(0, np.arange(min(count, int(test.sizes[0])))))
+            return self.task.prepare(test.rows(0, self.draw_test_rows(int(test.sizes[0]), count)))
         return self.task.prepare(self.task.clients.rows(self.clients[0], self.rows(self.clients[0])[:count]))
 
     # ---- what clients do here ------------------------------------------------------------------------------------
@@ -94,32 +99,82 @@ class Subject(Probe):
         """What a client remembers; None as if it had never taken part, where that is not known."""
         return None if self.store is None else self.store.get(client)
 
+    @property
+    def forgotten(self) -> bool:
+        """Whether clients remembered something when the run came to this model, and nobody knows what."""
+        rules = (rule for rule in self.method.rules if not isinstance(rule, KeepModel))  # which keeps for judges alone
+        remember = self.keeps_buffers or any(rule.client_slots(self.params) for rule in rules)
+        return self.round > 0 and remember and self.store is None
+
+    def begin(self, number: int) -> tuple[Tree, Tree | None]:
+        """Return the model that a client begins with, and its buffers."""
+        self.require_own_parts()
+        return super().begin(number)
+
+    def require_own_parts(self) -> None:
+        """Refuse to look at clients' models where the part that they keep to themselves is not known."""
+        if self.forgotten and (self.private or self.keeps_buffers):
+            what = "layers" if self.private else "running statistics"
+            raise RequestError(
+                f"clients keep {what} of their own, and those that they had at this model are not kept.",
+                "analyse the last model of a run that has a folder (--out)",
+            )
+
+    def require_whole_model(self) -> None:
+        """Refuse to look at the server's model where a part of it is never trained."""
+        if self.private:
+            raise RequestError(
+                f"the server's model has no trained {', '.join(self.private)}: these layers never leave clients.",
+                "--drift, --cka, --spectrum, --embedding and --clusters are of clients' models",
+            )
+
+    def describe_clients(self) -> list[str]:
+        """Say what clients begin with that is not of this model."""
+        told = ["clients are taken as new: what they remembered at this model is not kept"] * self.forgotten
+        message = broadcast(self.method, self.server)
+        more = message.keys() - {"params", "buffers"} or message["params"] is not self.params
+        return told + ["what the server sends beside this model is of the run's last round"] * bool(self.stale and more)
+
+    def describe_server(self) -> list[str]:
+        """Say what of the server's model is as the run began."""
+        kept = ["layers"] * bool(self.private) + ["running statistics"] * self.keeps_buffers
+        return [f"{what} of the server's model are those that the run began with: clients keep theirs" for what in kept]
+
     @cached_property
-    def updates(self) -> Tree:
-        """w_i − w_t after one more round of local training of each client, stacked; nothing of it is kept."""
+    def outcomes(self) -> list[ClientOutcome]:
+        """What each client would send and remember after one more round of local training; nothing of it is kept."""
+        if self.private:
+            self.require_own_parts()
         engine = SerialEngine(self.task, self.method, self.plan.training)
         message, lr = broadcast(self.method, self.server), self.plan.lr_at(self.round)
-        outcomes = engine.train(message, self.round, lr, self.clients, self.states)
-        return stack([outcome.report["delta"] for outcome in outcomes])
+        return engine.train(message, self.round, lr, self.clients, self.states)
+
+    @cached_property
+    def updates(self) -> Tree:
+        """w_i − w_t after one more round of local training of each client, stacked; of the layers that are sent."""
+        return stack([outcome.report["delta"] for outcome in self.outcomes])
 
     # ---- models --------------------------------------------------------------------------------------------------
-    def model(self, params: Tree) -> nn.Module:
-        """Make a module of its own with these weights, and the server's buffers."""
+    def model(self, params: Tree, buffers: Tree | None = None) -> nn.Module:
+        """Make a module of its own with these weights, and these buffers or the server's."""
         if self.task.module is None:
-            raise RequestError("this problem has no module, only params.", "--cka and --embedding need layers")
+            raise RequestError("this problem has no module, only params, so it has no layers.", "leave out --cka")
         made = copy_whole(self.task.module).eval()
         named = dict(params.only(self.task.initial.layout).items())
-        named |= {} if self.buffers is None else dict(self.buffers.items())
+        buffers = self.buffers if buffers is None else buffers
+        named |= {} if buffers is None else dict(buffers.items())
         write_state(made, named)
         return made
 
     @cached_property
     def local_models(self) -> list[nn.Module]:
-        """Each client's model after one more round of local training."""
+        """Each client's model after one more round of local training, with what it keeps to itself."""
+        self.require_own_parts()
         layout = self.updates.layout
         start = self.params.only(layout)
         moved = [self.params | (start + Tree(row, layout)) for row in self.updates.buffer]
-        return [self.model(params) for params in moved]
+        pairs = zip(moved, self.outcomes, strict=True)
+        return [self.model(*self.complete(params, outcome.state)) for params, outcome in pairs]
 
     def features(self, module: nn.Module, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
         """The output of each layer of a module, which is given inputs as the problem names them."""
@@ -128,11 +183,13 @@ class Subject(Probe):
 
     @torch.no_grad()
     def accuracies(self) -> list[float] | None:
-        """Measure the server model's accuracy on the samples of each client; None where there are no classes."""
+        """Measure the accuracy on its samples of the model that each client begins with; None where there are no
+        classes."""
         if self.task.module is None:
             return None
-        module, found = self.model(self.params), []
-        for client in self.clients:
+        found = []
+        for number, client in enumerate(self.clients):
+            module = self.model(*self.begin(number))
             tensors = self.task.prepare(self.task.clients.rows(client, self.rows(client)))
             hits = find_hits(self.task.predict(module, tensors), tensors[-1])
             if hits is None:
