@@ -105,8 +105,8 @@ class KeepBest(Callback):
     """Keep the model of the best round beside the last: `run.model(which="best")`.
 
     By default the metric is what the run is judged on; on="validation" takes it from the validation share. mode="min"
-    takes the lower of two values for the better one, "max" the higher; "auto" goes by the metric's name. A value that is
-    not finite is worse than any.
+    takes the lower of two values for the better one, "max" the higher; "auto" goes by the metric's name. A value that
+    is not finite is worse than any.
     """
 
     metric: str | None = None
