@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -95,6 +96,21 @@ def test_stacked_models_score_what_each_scores_alone() -> None:
     assert scorer.groups == [6, 6]
     assert [len(scores) for scores in expected] == [1, 1, 3, 1, 1, 2]
     assert len({scores[0]["loss"] for scores in expected}) == len(SIZES)
+
+
+def test_stacked_models_leave_out_what_each_leaves_out_alone() -> None:
+    """A target that names no class, as -100, counts neither for nor against a model."""
+    tests = [images(size, 100 + i) for i, size in enumerate(SIZES)]
+    tests = [(x, y.where(torch.arange(len(y)) % 3 > 0, -100)) for x, y in tests]
+    task = task_of(tests=tests)
+    models = [model_of(task, client) for client in range(len(SIZES))]
+    scorer, expected = Watched(task), one_by_one(task, models)
+    assert_same(scorer.many(models), expected)
+    assert scorer.groups == [6]
+    counts = [sum(part["accuracy"][1] for part in scores) for scores in expected]
+    assert counts == [int((y >= 0).sum()) for _, y in tests]
+    assert [scores[0]["loss"][1] for scores in expected] == [7, 1, 8, 8, 5, 8]
+    assert math.isnan(average_scores(expected[1])["accuracy"]), "of one sample, which does not count"
 
 
 @pytest.mark.parametrize(("held", "groups"), [(1, [1] * 6), (2, [2] * 3), (4, [4, 2])])

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,11 +20,20 @@ from fedkeel.data import load
 from fedkeel.engines.flower.checks import Terms
 from fedkeel.engines.flower.records import Refused
 from fedkeel.engines.flower.site_ledger import read_sites
-from fedkeel.engines.flower.site_scores import RANKS, area_under_curve, check_scores, count_chances, gap, score_site
+from fedkeel.engines.flower.site_scores import (
+    RANKS,
+    area_under_curve,
+    check_scores,
+    count_chances,
+    gap,
+    score_site,
+    summarise,
+)
 from fedkeel.errors import RequestError
 from fedkeel.federation.apps import node_of, serve
 from fedkeel.federation.local_data import set_aside
-from fedkeel.problems.task import average_scores
+from fedkeel.problems.gradients import Workspace
+from fedkeel.problems.task import Task, average_scores
 from fedkeel.report.content import content
 from fedkeel.report.page import PARTS
 from fedkeel.report.sites import site_table, sites
@@ -148,6 +158,24 @@ def test_scores_that_no_samples_can_have_are_refused(folders):
     ):
         with pytest.raises(Refused, match=reason):
             check_scores(sound | {slot: change(sound[slot])}, 15)
+
+
+def test_a_site_leaves_out_targets_that_name_no_class():
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 6, generator=draw), torch.randint(0, 3, (40, 5), generator=draw)
+    marked = y.where(torch.rand(40, 5, generator=draw) > 0.3, 255)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 15), torch.nn.Unflatten(1, (3, 5)))
+    loss = torch.nn.CrossEntropyLoss(ignore_index=255)
+    task = Task(fk.Problem(model=model, loss=loss, clients=[(x, marked)], test=(x, marked), classes=3))
+    scores = score_site(SimpleNamespace(task=task, workspace=Workspace(task)), task.initial, None)
+    check_scores(scores, 40)
+    with torch.no_grad():
+        hits = (model(x).argmax(1) == marked)[marked < 255].double()
+    assert average_scores([summarise(scores, task)])["accuracy"] == pytest.approx(float(hits.mean()))
+    assert scores["confidence"][:2].sum(1).tolist() == [len(hits), hits.sum()]
+    assert scores["ranks"].sum().item() == 3 * len(hits)
+    with pytest.raises(Refused, match="it scored"):
+        check_scores(scores | {"counts": scores["counts"] * math.nan}, 40)
 
 
 def test_a_test_share_that_cannot_be(folders):

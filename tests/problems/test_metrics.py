@@ -72,6 +72,29 @@ def test_one_output_for_zeros_and_ones_of_any_type():
         value_of("f1", margin, target + 3)
 
 
+def test_numbers_are_compared_with_numbers_whatever_they_happen_to_be():
+    """Counts of a client may all be 0 or 1, of one output or of several."""
+    draw = torch.Generator().manual_seed(0)
+    for shape in ((20,), (20, 1), (20, 2)):
+        output, target = torch.randn(shape, generator=draw) + 2, torch.randint(0, 2, shape, generator=draw)
+        for counts in (target[:, None] if len(shape) == 1 else target, target.float()):
+            far = (output.reshape(counts.shape) - counts).double()
+            found = value_of("neg_mean_squared_error", output.reshape(counts.shape), counts)
+            assert found == pytest.approx(-float((far**2).mean()), rel=1e-6)
+            found = value_of("neg_mean_absolute_error", output.reshape(counts.shape), counts)
+            assert found == pytest.approx(-float(far.abs().mean()), rel=1e-6)
+
+
+def test_of_two_classes_one_may_be_missing():
+    output, target = predictions(classes=2)
+    chance, some = output.double().softmax(-1), target == 1
+    expected = float(chance[some, 1].log().mean())
+    margin = (output[:, 1:] - output[:, :1])[some]
+    assert value_of("neg_log_loss", output[some], target[some]) == pytest.approx(expected, rel=1e-12)
+    for kind in (torch.int64, torch.float32, torch.bool):
+        assert value_of("neg_log_loss", margin, target[some, None].to(kind)) == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_scorer_is_only_called(monkeypatch):
     """A scorer is a function of an estimator, its samples and their targets; nothing else of it is public."""
     calls = []
@@ -134,6 +157,21 @@ def test_which_way_is_up():
     assert not any(map(tells_direction, ("waiting_time", "mean", "of_mine", "costly")))
 
 
+def test_targets_that_name_no_class_are_scored_nowhere():
+    """A loss ignores them, so that every metric is what it is without them; of samples and of pixels."""
+    output, target = predictions(samples=60)
+    ignored = torch.arange(60) % 3 == 0
+    for mark in (-100, 255):
+        marked = target.masked_fill(ignored, mark)
+        pixels = output.reshape(10, 6, 3).movedim(-1, 1), marked.reshape(10, 6)
+        for name in (*NAMES, "iou", "accuracy"):
+            expected = value_of(name, output[~ignored], target[~ignored])
+            assert value_of(name, output, marked) == pytest.approx(expected, rel=1e-12), name
+            assert value_of(name, *pixels) == pytest.approx(expected, rel=1e-12), name
+    for name in (*NAMES, "iou"):
+        assert np.isnan(value_of(name, output, torch.full_like(target, -100))), name
+
+
 def test_torchmetrics_by_name(monkeypatch):
     """A stand-in: its classes are told the number of classes, and get probabilities."""
 
@@ -176,6 +214,49 @@ def test_a_run_measures_what_its_model_predicts_on_every_engine(monkeypatch):
             assert len(run.curve(f"validation_{name}")) == 2
 
 
+class Words(torch.nn.Module):
+    """Scores of 5 classes for each word of a sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(5, 5)
+
+    def forward(self, x):
+        return self.embed(x).movedim(-1, 1)
+
+
+def test_the_accuracy_is_over_the_targets_that_count(monkeypatch):
+    """Hits over targets of the whole split, however many of them each part has; also of clients, and of batches."""
+    monkeypatch.setattr("fedkeel.problems.task.CHUNK", 4)
+    draw = torch.Generator().manual_seed(1)
+
+    def sample(size, ignored):
+        x = torch.randint(0, 5, (size, 7), generator=draw)
+        return x, ((x * 2) % 5).where(torch.rand(size, 7, generator=draw) > ignored, -100)
+
+    def join(*parts):
+        return tuple(map(torch.cat, zip(*parts, strict=True)))
+
+    test = join(sample(5, 0.9), sample(6, 0.2), sample(4, 1.0))
+    tests = [sample(5, 0.8), sample(6, 0.0)]
+    problem = fk.Problem(
+        model=Words(), loss=torch.nn.CrossEntropyLoss(), clients=[sample(9, 0.5) for _ in tests], test=test, tests=tests
+    )
+
+    def share(model, x, y):
+        with torch.no_grad():
+            return float((model(x).argmax(1) == y).sum() / (y >= 0).sum())
+
+    for engine in ("serial", "stacked"):
+        run = fk.run(experiment(problem, participation=1.0, evaluation={"model": "global"}, lr=3.0), engine=engine)
+        last, model = run.records[-1], run.model()
+        assert last.extra["server_accuracy"] == pytest.approx(share(model, *test), rel=1e-6)
+        assert 0 < last.extra["server_accuracy"]
+        assert last.clients["accuracy"] == pytest.approx([share(model, *one) for one in tests], rel=1e-5)
+    nothing = replace(problem, test=sample(5, 1.0), tests=None)
+    assert fk.run(experiment(nothing), engine="serial").records[-1].accuracy is None
+
+
 @pytest.mark.slow
 def test_a_run_in_processes_measures_the_same():
     runs = [fk.run(experiment(), engine=engine, metrics=NAMES) for engine in ("serial", "processes")]
@@ -192,6 +273,20 @@ def test_metrics_of_a_problem_and_of_a_run_are_the_same_and_change_no_result():
     assert plain.result == of_run.result
     stopped = fk.run(experiment(rounds=9), engine="serial", metrics="ece", callbacks=fk.KeepBest("ece"))
     assert stopped.kept["best"].score == min(stopped.curve("ece"))
+
+
+def test_outputs_that_are_not_finite_have_no_score_and_end_no_run():
+    """One test sample is too large for the network: scikit-learn refuses its output."""
+    problem = small_problem()
+    x, y = (part.clone() for part in problem.test)
+    x[0] *= torch.finfo(x.dtype).max / x[0].abs().max()
+    wild = replace(problem, test=(x, y), model=torch.nn.Linear(6, 3))
+    with torch.no_grad():
+        wild.model.weight.mul_(1e3)
+    names = ["auc", "neg_log_loss", "ece", "f1"]
+    plain, run = (fk.run(experiment(wild), engine="serial", metrics=of) for of in ((), names))
+    assert run.result == plain.result
+    assert run.records[-1].extra["auc"] is run.records[-1].extra["neg_log_loss"] is None
 
 
 def test_samples_of_whole_metrics_are_prepared_once():

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -232,6 +233,24 @@ def test_patience_counts_the_rounds_since_the_best():
         measure = "accuracy" if callback.metric == "accuracy" else name
         reasons = [callback.round(at) for at in moments(values, measure)]
         assert [number for number, reason in enumerate(reasons, 1) if reason][:1] == ([stop] if stop else []), callback
+
+
+def test_a_value_that_is_not_finite_is_worse_than_any():
+    """The training loss, 1.0 in every round, does not take the place of a test loss that has become null."""
+    for metric in (None, "loss", "test_loss"):
+        for values, stop, best in (
+            ([3.0, 2.0, None, None, None], 4, 2),
+            ([None, 5.0, None, 4.0, None], None, 4),
+            ([None, None, None, 5.0, 4.0], 3, 5),
+        ):
+            early, keep, kept = fk.EarlyStop(metric, patience=2), fk.KeepBest(metric), {}
+            reasons = []
+            for at in moments(values, "test_loss"):
+                reasons.append(early.round(at))
+                keep.round(replace(at, kept=kept))
+            assert [number for number, reason in enumerate(reasons, 1) if reason][:1] == ([stop] if stop else [])
+            assert all(reason.startswith("test_loss") for reason in reasons if reason)
+            assert (kept["best"].round, kept["best"].measure) == (best, "test_loss")
 
 
 def test_another_patience_remembers_what_was_best(tmp_path, monkeypatch):

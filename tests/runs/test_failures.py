@@ -297,3 +297,31 @@ def test_an_argument_of_another_kind_is_refused_in_a_line(given, words):
 def test_nothing_asked_for_may_be_written_as_none():
     run = fk.run(experiment(), engine="serial", track=None, metrics=None, callbacks=None)
     assert run.result == fk.run(experiment(), engine="serial").result
+
+
+def until(params, batch):
+    """(w − b)², which is no number where w is above its limit."""
+    centre, limit = batch
+    return (params["w"] - centre).square().sum(-1) + 0 * (limit - params["w"]).log().sum(-1)
+
+
+def test_a_run_that_diverged_at_the_end_does_not_tell_an_earlier_value_as_its_last(fedkeel):
+    """The server's model passes the limit of the test samples after some rounds; clients know a higher one."""
+    ones = torch.ones(4, 1, dtype=torch.float64)
+    problem = fk.Problem(
+        params={"w": ones[0] * 0}, loss=until, clients=[(ones, ones * 9)] * 2, test=(ones, ones / 2), name="limit"
+    )
+    for lr, number in ((0.1, None), (0.01, 8)):
+        made = fk.Experiment(problem=problem, rounds=8, lr=lr, participation=1.0, epochs=1, batch_size=4)
+        run = fk.run(made, engine="serial", out=f"runs/{lr}")
+        scores = [record.extra["test_loss"] for record in run.records]
+        finite = [value for value in scores if value is not None]
+        assert (run.result["judged_on"], run.best) == ("test_loss", min(finite))
+        assert run.last == scores[-1]
+        assert run.result["mean_last_over"] == 8
+        assert run.result["mean_last"] == (None if number is None else pytest.approx(sum(finite) / number))
+        assert fk.load_run(f"runs/{lr}", problem=problem).result == run.result
+    assert 0 < len(fk.load_run("runs/0.1", problem=problem).curve("test_loss")) < 8
+    for command in (("compare", "runs/0.1", "runs/0.01"), ("report", "runs/0.1", "runs/0.01", "-o", "page.html")):
+        told = fedkeel(*command)
+        assert told.code == 0, told.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import weakref
 from itertools import product
@@ -79,6 +80,16 @@ def test_what_is_reported(report, expected):
     assert fk.Evaluation(report=report, last=2).summarise([0.1, 0.9, 0.3]) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("report", "expected"), [("best", [0.2, 0.2]), ("last", [None, 0.3]), ("mean-last", [None, None])]
+)
+def test_a_round_that_has_diverged_is_not_left_out_of_what_is_reported(report, expected):
+    policy = fk.Evaluation(report=report, last=2)
+    for losses, number in zip(([0.5, 0.2, None], [0.2, None, 0.3]), expected, strict=True):
+        rounds = [{"client_loss": loss} for loss in losses]
+        assert policy.summarise_rounds([*rounds, {}], "client_") == (None if number is None else ("loss", number))
+
+
 def test_spread_over_clients():
     values = [0.1 * i for i in range(1, 21)]
     found = summarise_clients(values, [1.0] * 20, "accuracy")
@@ -86,6 +97,23 @@ def test_spread_over_clients():
     assert found["client_accuracy_worst_tenth"] == pytest.approx(0.15)
     assert found["client_accuracy_std"] == pytest.approx(torch.tensor(values).std(correction=0).item(), abs=1e-6)
     assert summarise_clients([1.0, 3.0], [1.0, 1.0], "loss")["client_loss_worst"] == 3.0
+
+
+@pytest.mark.parametrize("name", ["loss", "accuracy"])
+def test_a_client_whose_score_is_no_number_is_the_worst_wherever_it_stands(name):
+    for place in range(6):
+        values = [0.7, 0.9, 0.6, 0.8, 0.5]
+        values.insert(place, math.nan)
+        found = summarise_clients(values, [1.0] * 6, name)
+        assert all(math.isnan(value) for value in found.values()), place
+
+
+def test_a_batch_where_nothing_counts_is_no_batch():
+    scores = [{"accuracy": (3.0, 4)}, {"accuracy": (0.0, 0)}, {"accuracy": (2.0, 2)}]
+    assert fk.Evaluation(accuracy="batch-mean").score_client(scores, "accuracy") == (0.75 + 1) / 2
+    assert fk.Evaluation().score_client(scores, "accuracy") == 5 / 6
+    for accuracy in ("sample", "batch-mean"):
+        assert math.isnan(fk.Evaluation(accuracy=accuracy).score_client(scores[1:2], "accuracy"))
 
 
 def test_fine_tuning_moves_the_head_alone_and_is_judged():

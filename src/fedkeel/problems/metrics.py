@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedkeel.errors import ExperimentError, RequestError, nearest
 from fedkeel.importing import Kind, Trust, look_up
-from fedkeel.problems.predictions import class_scores, probabilities
+from fedkeel.problems.predictions import class_scores, keep_counted, probabilities
 from fedkeel.typed_values import list_given
 
 Metric = Callable[..., Any]
@@ -29,14 +29,15 @@ TAKEN = ("loss", "round", "selected", "drift", "backward_passes", "bytes_down", 
 
 @dataclass(frozen=True)
 class NamedMetric:
-    """A function of all predictions and all targets, on the host."""
+    """A function of all predictions and all targets, on the host; of targets that name no class it hears nothing."""
 
     name: str
     function: Callable[[Tensor, Tensor], float]
     whole: ClassVar[bool] = True
 
     def __call__(self, output: Tensor, target: Tensor) -> float:
-        return float(self.function(output.detach().cpu(), target.cpu()))
+        output, target = keep_counted(output.detach().cpu(), target.cpu())
+        return float(self.function(output, target)) if target.numel() else float("nan")
 
 
 def find_metrics(given: Given, trust: Trust = Trust.TYPED) -> dict[str, Metric]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from fedkeel.errors import ExperimentError, explain_typos
 from fedkeel.problems.metrics import lower_is_better
+from fedkeel.problems.predictions import divide
 from fedkeel.problems.task import Scores
 from fedkeel.ranges import Count, ShareBelowOne
 from fedkeel.typed_values import check_fields, check_table
@@ -54,8 +55,9 @@ class Evaluation:
     def score_client(self, scores: Sequence[Scores], name: str) -> float:
         """The score of one client: over its samples, or the mean over its batches."""
         if self.accuracy == "batch-mean":
-            return sum(s[name][0] / s[name][1] for s in scores) / len(scores)
-        return sum(s[name][0] for s in scores) / sum(s[name][1] for s in scores)
+            there = [s[name] for s in scores if s[name][1]]
+            return divide(sum(total / count for total, count in there), len(there))
+        return divide(sum(s[name][0] for s in scores), sum(s[name][1] for s in scores))
 
     def summarise(self, values: Sequence[float], *, falling: bool = False) -> float:
         """The number that a paper prints of the values over rounds; of losses (`falling`) the least is best."""
@@ -65,11 +67,19 @@ class Evaluation:
         return math.fsum(tail) / len(tail)
 
     def summarise_rounds(self, rounds: Sequence[Mapping[str, float | None]], prefix: str) -> tuple[str, float] | None:
-        """(which, number) reported of the accuracies of rounds or, where they have none, of their losses."""
+        """(which, number) reported of the accuracies of rounds or, where they have none, of their losses.
+
+        None where a value that it depends on is not finite.
+        """
         for name in ("accuracy", "loss"):
-            values = [value for measures in rounds if (value := measures.get(prefix + name)) is not None]
-            if values:
-                return name, self.summarise(values, falling=name == "loss")
+            values = [measures[prefix + name] for measures in rounds if prefix + name in measures]
+            finite = [value for value in values if value is not None]
+            if finite:
+                value = self.summarise(
+                    finite if self.report == "best" else [math.nan if v is None else v for v in values],
+                    falling=name == "loss",
+                )
+                return None if math.isnan(value) else (name, value)
         return None
 
     @property
@@ -93,7 +103,8 @@ class Evaluation:
 def summarise_clients(values: Sequence[float], weights: Sequence[float], name: str) -> dict[str, float | None]:
     """Mean, worst client, mean of the worst tenth, and standard deviation over clients."""
     mean = math.fsum(v * w for v, w in zip(values, weights, strict=True)) / math.fsum(weights)
-    lowest = sorted(values, reverse=lower_is_better(name))[: max(1, len(values) // 10)]
+    falling = lower_is_better(name)  # and what is no number is the worst
+    lowest = sorted(values, key=lambda v: (not math.isnan(v), -v if falling else v))[: max(1, len(values) // 10)]
     plain = math.fsum(values) / len(values)
     return {
         f"client_{name}": mean,

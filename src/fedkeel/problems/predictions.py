@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+
+COUNTED = "targets that count"
+"""The share of targets that name a class: it is measured beside the accuracy, and is no measure of its own."""
 
 
 def class_scores(output: Any, target: Tensor) -> Tensor | None:
@@ -25,10 +30,45 @@ def class_scores(output: Any, target: Tensor) -> Tensor | None:
     return output if output.shape[-1] > 1 else None
 
 
+def names_a_class(target: Tensor, classes: int) -> Tensor:
+    """Say of each target whether there is such a class; only a loss that ignores the others can take them."""
+    return (target >= 0) & (target < classes)
+
+
 def find_hits(output: Any, target: Tensor) -> Tensor | None:
-    """Say of each target whether its class has the highest score; None where there are no classes."""
+    """Say of each target that names a class whether that has the highest score; None where there are no classes."""
     scores = class_scores(output, target)
-    return None if scores is None else scores.argmax(-1) == target
+    return None if scores is None else (scores.argmax(-1) == target)[names_a_class(target, scores.shape[-1])]
+
+
+def measure_hits(output: Any, target: Tensor) -> dict[str, Tensor]:
+    """Say of each target whether it was hit and whether it counts; nothing where there are no classes."""
+    if (scores := class_scores(output, target)) is None:
+        return {}
+    return {"accuracy": scores.argmax(-1) == target, COUNTED: names_a_class(target, scores.shape[-1])}
+
+
+def weigh_means(means: Mapping[str, float], samples: int) -> dict[str, tuple[float, float]]:
+    """Turn means over samples into sums and counts; of the accuracy, only targets that count are in the count.
+
+    The count is in samples, of which each target is a part: it is whole where nothing is ignored.
+    """
+    left = means.get(COUNTED, 1.0) * samples
+    left = round(left) if abs(left - round(left)) < 1e-9 else left  # GPUs multiply by 1/n, which is rounded
+    counts = {"accuracy": left}
+    return {name: (mean * samples, counts.get(name, samples)) for name, mean in means.items() if name != COUNTED}
+
+
+def divide(total: float, count: float) -> float:
+    """The mean of a sum and a count; not a number where nothing counts."""
+    return total / count if count else math.nan
+
+
+def keep_counted(output: Any, target: Tensor) -> tuple[Any, Tensor]:
+    """Leave out the targets that name no class, each with its scores; what has none of them stays as it is."""
+    scores = class_scores(output, target)
+    there = None if scores is None else names_a_class(target, scores.shape[-1])
+    return (output, target) if scores is None or there is None or bool(there.all()) else (scores[there], target[there])
 
 
 def are_label_sets(output: Any, target: Tensor) -> bool:

@@ -18,6 +18,8 @@ NUMBERS = ("error", "deviance", "r2", "explained_variance")
 """What the names of scorers have in common that compare numbers; all others compare classes."""
 LABELLED = ("log_loss", "brier", "roc_auc", "top_k")
 """What the names of scorers have in common that can be told of classes no sample has."""
+LABELLED_OF_TWO = ("neg_log_loss", "top_k")
+"""The same where there are two classes: the others know them already, or have no value of one."""
 
 
 class Outputs(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -41,19 +43,20 @@ class Outputs(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 def score_sklearn(name: str, output: Tensor, target: Tensor) -> float:
     """Score as scikit-learn's scorer of that name does; of more than two classes its macro or one-versus-rest form.
 
-    One output for zeros and ones says 1 where it is above 0, except to scorers of numbers if targets are fractions. Of
-    sets of labels it is the mean over labels; pixels count as samples. Not a number where the samples hold too few
-    classes for it.
+    One output for zeros and ones says 1 where it is above 0, except to scorers of numbers, which take outputs as they
+    are. Of sets of labels it is the mean over labels; pixels count as samples. Not a number where the samples hold too
+    few classes for it.
     """
     if (scores := class_scores(output, target)) is not None:
         output, target = scores.flatten(0, -2), target.flatten()
-    sets = are_label_sets(output, target)
+    numbers = scores is None and any(word in name for word in NUMBERS)
+    sets = not numbers and are_label_sets(output, target)
     classes = output.shape[-1] if scores is not None or sets else 1
     many = {"roc_auc": "roc_auc" if sets else "roc_auc_ovr"}.get(name, f"{name}_macro")
     name = many if (classes > 2 or sets) and many in get_scorer_names() else name
-    labels = {"labels": np.arange(classes)} if classes > 2 and not sets and any(w in name for w in LABELLED) else {}
-    two = bool(((target == 0) | (target == 1)).all())
-    cut = two and not (target.is_floating_point() and any(word in name for word in NUMBERS))
+    cut = not numbers and bool(((target == 0) | (target == 1)).all())
+    told = LABELLED if classes > 2 else LABELLED_OF_TWO if classes == 2 or cut else ()
+    labels = {"labels": np.arange(max(2, classes))} if not sets and any(word in name for word in told) else {}
     truth = target.numpy()
     try:
         with warnings.catch_warnings(), config_context(enable_metadata_routing=True):

@@ -19,7 +19,7 @@ from fedkeel.errors import DataError, ExperimentError
 from fedkeel.problems import module_state
 from fedkeel.problems.calling import as_given, call_mixed, call_network, find_classifier, note_inputs, read_features
 from fedkeel.problems.module_state import Place
-from fedkeel.problems.predictions import find_hits
+from fedkeel.problems.predictions import COUNTED, divide, measure_hits, weigh_means
 from fedkeel.problems.problem import Problem, digest_tensors
 from fedkeel.problems.random_draws import augments_by_keys, draws_for_gradient, draws_when_trained
 from fedkeel.problems.separability import find_whole_metrics, loss_is_a_mean, loss_is_one_number
@@ -52,7 +52,7 @@ class Part(NamedTuple):
     last: int
 
 
-Scores = dict[str, tuple[float, int]]
+Scores = dict[str, tuple[float, float]]
 """Sums and counts by name."""
 
 
@@ -280,22 +280,23 @@ class Task:
 
     def score(self, model: nn.Module | Mapping[str, Tensor], part: Part) -> Scores:
         measured, count = self.measure(model, self.prepare(self.read_part(part))), part.last - part.first
-        return {name: (float(mean) * count, count) for name, mean in measured.items()}
+        return weigh_means({name: float(mean) for name, mean in measured.items()}, count)
 
     @torch.no_grad()
     def measure(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> dict[str, Tensor]:
-        """Means over samples, in float64."""
+        """Means over samples, in float64; beside the accuracy the share of targets that count."""
         output = self.predict(model, tensors)
         measured = {"loss": self.losses(model, tensors, output)}
-        if (hits := find_hits(output, tensors[-1])) is not None:
-            measured["accuracy"] = hits
+        measured |= measure_hits(output, tensors[-1])
         for name, metric in self.metrics.items():
             if name not in self.whole_metrics:
                 measured[name] = torch.as_tensor(self.apply(metric, model, tensors, output))
+                if name == "accuracy":  # one of the problem's own, of all targets
+                    measured.pop(COUNTED, None)
         return {name: value.to(torch.float64).mean() for name, value in measured.items()}
 
 
 def average_scores(scores: list[Scores]) -> dict[str, float]:
     """Means of scores from their sums, added in order."""
     names = scores[0] if scores else {}
-    return {name: sum(s[name][0] for s in scores) / sum(s[name][1] for s in scores) for name in names}
+    return {name: divide(sum(s[name][0] for s in scores), sum(s[name][1] for s in scores)) for name in names}

@@ -80,7 +80,15 @@ class WholeMetrics:
         except FedkeelError:
             raise
         except Exception as error:  # a function of someone's own may do anything
+            if not are_finite(output):
+                return float("nan")
             raise ExperimentError(
                 f"the metric {name!r} does not take all predictions: {type(error).__name__}: {in_one_line(error)}",
                 "it is called with the outputs and the targets of all samples, and returns one number",
             ) from error
+
+
+def are_finite(output: object) -> bool:
+    """Whether all numbers of an output are finite; a metric may refuse others."""
+    tensors = [leaf for leaf in _pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    return all(bool(torch.isfinite(leaf).all()) for leaf in tensors)

@@ -19,7 +19,7 @@ from fedkeel.problems.metrics import lower_is_better, tells_direction
 from fedkeel.ranges import Count, NonNegative
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.kept import NAME, KeptModel
-from fedkeel.runs.record import RoundRecord, judged_on
+from fedkeel.runs.record import JUDGED, RoundRecord
 from fedkeel.typed_values import check_fields
 
 if TYPE_CHECKING:
@@ -58,21 +58,32 @@ class Moment:
         self.kept[name] = KeptModel(name, self.record.round, measure, score)
 
     def find(self, metric: str | None, on: str = "test") -> tuple[str, float | None]:
-        """Find a metric in the last round, and what it is called there; None in rounds that are not evaluated."""
+        """Find a metric in the last round, and what it is called there.
+
+        None in rounds that are not evaluated, and where it is not finite.
+        """
         record = self.record
         if metric is None:
-            judged = judged_on([record]) or "accuracy"
+            judged = next(filter(self.has, JUDGED), "accuracy")
             metric = judged.removeprefix("test_") if on == "validation" else judged
-            if on == "validation" and record.measure(f"validation_client_{metric}") is not None:
+            if on == "validation" and f"validation_client_{metric}" in record.extra:
                 metric = f"client_{metric}"  # clients' models are judged
-        known = {name for name in (*record.extra, "accuracy", "loss", "drift") if record.measure(name) is not None}
         name = f"validation_{metric}" if on == "validation" else metric
-        name = "test_loss" if name == "loss" and "test_loss" in known else name
-        is_evaluated = self.experiment.plan.evaluates(record.round)
-        if is_evaluated and name not in known and name not in record.extra:
+        name = "test_loss" if name == "loss" and "test_loss" in record.extra else name
+        if self.is_evaluated and not self.has(name):
+            known = {*filter(self.has, (*record.extra, "accuracy", "loss", "drift"))}
             hint = "validation = 0.1 sets a share aside" if on == "validation" else nearest(name, known, "measures")
             raise RequestError(f"no measure of this run is called: {name}", hint)
-        return name, record.measure(name) if is_evaluated else None
+        return name, record.measure(name) if self.is_evaluated else None
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the last round is one in which models are scored."""
+        return self.experiment.plan.evaluates(self.record.round)
+
+    def has(self, name: str) -> bool:
+        """Whether a round of the run has such a measure, finite or not."""
+        return any(name in one.extra or one.measure(name) is not None for one in reversed(self.records))
 
 
 class Callback:
@@ -94,7 +105,8 @@ class KeepBest(Callback):
     """Keep the model of the best round beside the last: `run.model(which="best")`.
 
     By default the metric is what the run is judged on; on="validation" takes it from the validation share. mode="min"
-    takes the lower of two values for the better one, "max" the higher; "auto" goes by the metric's name.
+    takes the lower of two values for the better one, "max" the higher; "auto" goes by the metric's name. A value that
+    is not finite is worse than any.
     """
 
     metric: str | None = None
@@ -140,15 +152,17 @@ class EarlyStop(Callback):
 
     def round(self, at: Moment) -> str | None:
         measure, value = at.find(self.metric, self.on)
-        if value is None:
+        if not at.is_evaluated:
             return None
         best, memory = at.memory.get("best"), at.memory
-        if best is None or is_better(measure, value, best, self.least, self.mode):
+        if value is not None and (best is None or is_better(measure, value, best, self.least, self.mode)):
             note_direction("EarlyStop", measure, self.mode)
             memory |= {"best": value, "round": at.record.round}
-        waited = at.record.round - memory["round"]
+        waited = at.record.round - memory.setdefault("round", at.record.round)
         if waited < self.patience:
             return None
+        if memory.get("best") is None:
+            return f"{measure} was not finite in any round"
         return f"{measure} was best in round {memory['round']}, and not better in the {waited} rounds after it"
 
 

@@ -19,6 +19,8 @@ from fedkeel.typed_values import read_line
 if TYPE_CHECKING:
     import pandas
 
+JUDGED = ("accuracy", "client_loss", "test_loss", "loss")
+"""Measures that a run may be judged on; the first of them that it has."""
 LAST = 50  # how many evaluated rounds "mean of the last" covers
 COLUMNS = ("accuracy", "loss", "drift", "backward_passes", "bytes_down", "bytes_up", "seconds")
 
@@ -99,7 +101,7 @@ def describe_stop(result: Mapping[str, Any]) -> str | None:
 def judged_on(records: Sequence[RoundRecord]) -> str | None:
     """The measure a run is judged on: accuracy, or the loss on test data (the clients' own, where their models are
     judged), or the training loss."""
-    for name in ("accuracy", "client_loss", "test_loss", "loss"):
+    for name in JUDGED:
         if by_round(records, name):
             return name
     return None
@@ -112,19 +114,24 @@ def counted(records: Sequence[RoundRecord], every: int) -> list[RoundRecord]:
 
 
 def summarise(records: Sequence[RoundRecord], every: int, measure: str | None) -> dict[str, Any]:
-    """The best, the last and the mean of the last values of a measure in evaluated rounds; empty where it has none."""
-    values = [*by_round(counted(records, every), measure).items()] if measure else []
-    if not values:
+    """The best, the last and the mean of the last values of a measure in evaluated rounds; empty where it has none.
+
+    A round whose value is not finite is none of the best; the last, or the mean, that it is part of is None.
+    """
+    rounds = counted(records, every)
+    values = [*by_round(rounds, measure).items()] if measure else []
+    if not measure or not values:
         return {}
-    better = min if lower_is_better(str(measure)) else max
+    better = min if lower_is_better(measure) else max
     best_round, best = better(values, key=lambda pair: pair[1])
-    tail = [value for _, value in values[-LAST:]]
+    tail = [one.measure(measure) for one in rounds if measure in one.extra or one.measure(measure) is not None][-LAST:]
+    finite = [value for value in tail if value is not None]
     return {
         "best": best,
         "best_round": best_round,
         "best_means": "best on test, as in the papers" if measure != "loss" else "best training loss",
-        "last": values[-1][1],
-        "mean_last": math.fsum(tail) / len(tail),
+        "last": tail[-1],
+        "mean_last": math.fsum(finite) / len(finite) if len(finite) == len(tail) else None,
         "mean_last_over": len(tail),
     }
 

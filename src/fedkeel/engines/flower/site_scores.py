@@ -11,7 +11,7 @@ from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.engines.flower.records import Refused
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.problems.predictions import class_scores
+from fedkeel.problems.predictions import class_scores, keep_counted
 from fedkeel.problems.task import Batch, Scores, Task
 
 RANKS = 1000  # steps in which a class's probability is counted, for the area under the curve
@@ -28,7 +28,7 @@ def empty_scores(task: Task) -> State:
     measures, classes = len(names_of(task)), task.problem.classes or 0
     return {
         "sums": torch.zeros(measures, dtype=torch.float64),
-        "counts": torch.zeros(measures, dtype=torch.int64),
+        "counts": torch.zeros(measures, dtype=torch.float64),  # of pixels or words, parts of a sample may count
         "ranks": torch.zeros(2, classes, RANKS, dtype=torch.int64),  # of samples of other classes, and of the class
         "confidence": torch.zeros(3, CONFIDENCES, dtype=torch.float64),  # how many, how many right, how sure in all
     }
@@ -46,9 +46,10 @@ def score_site(engine: SerialEngine, params: Tree, buffers: Tree | None) -> Stat
             continue
         tensors = task.prepare(task.read_part(part))
         output = workspace.output(params, buffers, Batch(tensors))
-        if (scores := class_scores(output, tensors[-1])) is not None:
+        output, target = keep_counted(output, tensors[-1])
+        if (scores := class_scores(output, target)) is not None:
             chances = scores.double().softmax(-1).flatten(0, -2).cpu()
-            found = add_scores([found, count_chances(chances, tensors[-1].reshape(-1).cpu(), empty_scores(task))])
+            found = add_scores([found, count_chances(chances, target.reshape(-1).cpu(), empty_scores(task))])
     return found
 
 
@@ -79,9 +80,9 @@ def add_scores(scores: Sequence[State]) -> State:
 def check_scores(scores: State, most: int) -> None:
     """Refuse scores that no samples can have: at most so many samples, counts that are none."""
     counts, sums, sure = scores["counts"], scores["sums"], scores["confidence"]
-    samples = int(counts.amax())
-    if not 0 <= int(counts.amin()) <= samples <= most or not bool(torch.isfinite(sums).all()):
-        raise Refused(f"it scored {samples} samples, and can have {most} at most")
+    samples = float(counts.amax())
+    if not 0 <= float(counts.amin()) <= samples <= most or not bool(torch.isfinite(sums).all()):
+        raise Refused(f"it scored {samples:g} samples, and can have {most} at most")
     if not -1e-6 <= float(sums[1]) <= float(counts[1]) + 1e-6:
         raise Refused("its accuracy is no share of its samples")
     if bool((scores["ranks"] < 0).any()) or not bool((sure >= 0).all()) or bool((sure[1:] > sure[0] + 1e-6).any()):
@@ -91,7 +92,7 @@ def check_scores(scores: State, most: int) -> None:
 def summarise(scores: State, task: Task) -> Scores:
     """Turn scores into measures: means with their counts, and what only counts of all together give."""
     pairs = zip(names_of(task), scores["sums"].tolist(), scores["counts"].tolist(), strict=True)
-    found: Scores = {name: (total, count) for name, total, count in pairs if count}
+    found: Scores = {n: (total, int(count) if count.is_integer() else count) for n, total, count in pairs if count}
     samples = int(scores["counts"][0])
     for name, value in (("auc", area_under_curve(scores["ranks"])), ("calibration_error", gap(scores["confidence"]))):
         if value is not None:

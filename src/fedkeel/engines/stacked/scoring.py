@@ -15,7 +15,7 @@ from fedkeel.data.clients import Sample
 from fedkeel.engines.engine import ScoreRequest
 from fedkeel.kernels.layers import Frame, RunningBuffers
 from fedkeel.kernels.network import forward
-from fedkeel.problems.predictions import find_hits
+from fedkeel.problems.predictions import measure_hits, weigh_means
 from fedkeel.problems.prepared_samples import PreparedSamples
 from fedkeel.problems.task import CLIENT, Part, Scores, Task
 
@@ -35,7 +35,7 @@ class Means(NamedTuple):
         """Return scores by the model's number, from the values as the host reads them."""
 
         def of(counts: list[int]) -> list[Scores]:
-            return [{name: (next(read) * count, count) for name in self.names} for count in counts]
+            return [weigh_means({name: next(read) for name in self.names}, count) for count in counts]
 
         return {i: of(counts) for i, counts in zip(self.models, self.counts, strict=True)}
 
@@ -98,9 +98,7 @@ class StackScorer:
         output = (
             forward(module, make_frame(task, weights), tensors[0].unflatten(0, places)).to(task.dtype).flatten(0, 1)
         )
-        measured = {"loss": task.losses(module, tensors, output)}
-        if (hits := find_hits(output, tensors[-1])) is not None:
-            measured["accuracy"] = hits
+        measured = {"loss": task.losses(module, tensors, output)} | measure_hits(output, tensors[-1])
         each = torch.stack([value.to(torch.float64).reshape(len(value), -1).mean(1) for value in measured.values()], -1)
         firsts = [c * places[1] + first for c, of in enumerate(counts) for first in range_starts(of)]
         lengths = [count for of in counts for count in of]
