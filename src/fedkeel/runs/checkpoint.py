@@ -125,8 +125,10 @@ def checks_of(folder: Path, files: Collection[str]) -> dict[str, str | None]:
 
 
 def read_scores(kept: Mapping[str, Sequence[float]]) -> Scores:
-    """Return sums and counts as they were before they were written."""
-    return {name: (float(total), int(count)) for name, (total, count) in kept.items()}
+    """Return sums and counts as they were before they were written; a count is a fraction where targets are ignored."""
+    return {
+        name: (float(total), count if isinstance(count, int) else float(count)) for name, (total, count) in kept.items()
+    }
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
