@@ -273,6 +273,7 @@ def final_runs(label, last, measure="accuracy"):
         ({1: 0.3, 2: 0.31}, "loss", "mine is ahead of feddyn"),
         ({1: 0.4, 2: 0.9}, "accuracy", "not decided, since the interval"),
         ({1: 0.9}, "accuracy", "one seed decides nothing"),
+        ({1: 0.7, 2: 0.7}, "accuracy", "not decided, since all seeds differ alike"),
     ],
 )
 def test_a_search_says_in_words_who_is_ahead(mine, measure, told):

@@ -148,13 +148,16 @@ def explain_failures(side: str, rung: Rung) -> tuple[str, str]:
 
 def conclude(made: Comparison) -> str:
     """What the final runs say of the winner, in a sentence."""
+    from fedkeel.analysis.intervals import ALIKE
     from fedkeel.problems.metrics import lower_is_better
     from fedkeel.studies.run_groups import measure_of
 
     winner = next(group for group in made.groups if group is not made.baseline)
     found, names = made.difference(winner), f"{winner.label} and {made.baseline.label}"
     if found is None or found.low is None or found.high is None:
-        return f"{names}: not decided, since one seed decides nothing"
+        alike = found is not None and found.reason == ALIKE
+        why = "all seeds differ alike, which gives no interval" if alike else "one seed decides nothing"
+        return f"{names}: not decided, since {why}"
     if found.low <= 0 <= found.high:
         return f"{names}: not decided, since the interval of their difference holds 0"
     better = (found.mean > 0) != lower_is_better(measure_of(made.groups) or "loss")
