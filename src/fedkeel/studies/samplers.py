@@ -20,16 +20,22 @@ NEAR = 0.05  # of an interval on a logarithmic scale: the best value may lie bey
 def propose(sweep: Sweep, method: str, execute: Execute) -> Tuned:
     """`budget` trials of Optuna's TPE sampler: numbers between the ends of their grid, on a logarithmic scale, whole
     ones where the grid is of whole ones; other values one of those listed. Trials depend on the sweep's first seed
-    alone, so a sweep can be resumed."""
+    alone, so a sweep can be resumed. One that no experiment takes fails; where that is all of them, the grid's first
+    setting is tried."""
     study, failed = begin_study(sweep.seeds[0], "optuna")
     tuned = Tuned(method)
     for _ in range(sweep.budget):
         trial = study.ask()
         setting: Setting = tuple((word, _value(trial, word, values)) for word, values in sweep.grids[method].items())
+        if not is_taken(sweep, method, setting):
+            study.tell(trial, state=failed)
+            continue
         if setting not in tuned.scores:
             attempt(sweep, tuned, [setting], execute)
         score = tuned.scores[setting]
         study.tell(trial, score, state=failed if score is None else None)
+    if not tuned.scores:
+        attempt(sweep, tuned, sweep.settings(method)[:1], execute)
     tuned.edge = find_end(sweep, tuned)
     return tuned
 
