@@ -311,7 +311,8 @@ def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel, 
     out = Path("runs/search")
     lines = [json.loads(line) for line in (out / "search.jsonl").read_text().splitlines()]
     assert [line["rounds"] for line in lines if line["side"] == "composed"] == [1, 1, 2]
-    assert (out / "report.html").exists()
+    page = (out / "report.html").read_text()
+    assert f'data-group="g0-0"><td>{told["baseline"]}<' in page  # its differences are to the first row
     winner = tomllib.loads((out / "winner.toml").read_text())
     assert fk.Experiment.load(winner).validation == 0.0
     assert "partition_seed" not in winner  # each seed divides the data anew

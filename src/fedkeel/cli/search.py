@@ -112,8 +112,10 @@ def search(
     made = show(groups, None, published, form, told, asked.sweep.tuned, "last")
     if not json:
         stdout().print(conclude(made), soft_wrap=True)
-    folders, page = [target.folder for target, run in zip(finals, ends, strict=True) if run], out / "report.html"
-    write_report(folders, page, title="Search: the winner against the best published method")
+    kept = [target for target, run in zip(finals, ends, strict=True) if run]
+    kept.sort(key=lambda target: target.label != winners[1].label)  # a page's differences are to what comes first
+    page = out / "report.html"
+    write_report([target.folder for target in kept], page, title="Search: the winner against the best published method")
     say(stderr(), "report", "bold green", str(page))
     if None in ends:
         raise typer.Exit(1)

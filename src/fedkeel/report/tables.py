@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
+from itertools import product
 from operator import attrgetter, itemgetter
 
 from fedkeel.analysis.intervals import paired_interval
@@ -70,22 +71,22 @@ def summary(setting: Setting) -> str:
 
 def differences(setting: Setting, measure: str) -> list[str]:
     """Say of a few methods how their results differ from the first one's, where seeds can be paired: the reported
-    numbers where all runs have them, or the best rounds."""
+    numbers where all runs have them, or the best rounds and the last ones."""
     if len(setting.groups) > COMPARED:
         return []
     scale, unit = (1, "") if measure.endswith("loss") else (100, " points")
     reports = all(
         group.measure == measure and run.reported is not None for group in setting.groups for run in group.runs
     )
-    word = "reported number" if reports else "best"
 
-    def results(group: Group) -> dict[tuple[int, int], float]:
-        found = {run.seeds: run.reported if reports else run.summarise(measure).get("best") for run in group.runs}
+    def results(group: Group, word: str) -> dict[tuple[int, int], float]:
+        found = {run.seeds: run.reported if reports else run.summarise(measure).get(word) for run in group.runs}
         return {seeds: value for seeds, value in found.items() if value is not None}
 
-    first, told = results(setting.groups[0]), []
-    for group in setting.groups[1:]:
-        both = [value - first[seeds] for seeds, value in results(group).items() if seeds in first]
+    told = []
+    for group, word in product(setting.groups[1:], ("reported number",) if reports else ("best", "last")):
+        first = results(setting.groups[0], word)
+        both = [value - first[seeds] for seeds, value in results(group, word).items() if seeds in first]
         pairs = paired_interval(both) if both else None
         if pairs is not None and pairs.low is not None and pairs.high is not None:
             mean, low, high = (f"{scale * value:+.3g}" for value in (pairs.mean, pairs.low, pairs.high))
