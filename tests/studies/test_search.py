@@ -188,6 +188,7 @@ WRONG = [
     ({"keep": 1}, "keep must be at least 2"),
     ({"first": 10}, "the first rung has 10 rounds"),
     ({"name": "fedavg"}, "is a method already"),
+    ({"name": "ema+fedavg", "published": {"ema+fedavg": {}}}, "is a method already"),
     ({"validation": 0.0}, "validation data"),
     ({"grid": {"rounds": [1, 2]}}, "every method gets the same rounds"),
     ({"sampler": "bayes"}, "sampler"),
@@ -335,6 +336,21 @@ def test_a_validation_share_too_small_for_any_client_is_told(fedkeel):
     told = " ".join(done.err.split())
     assert "of the composed side that trained for 1 round failed: no client has a validation sample." in told
     assert "raise validation" in told
+
+
+def test_candidates_that_all_diverge_are_told_with_their_reason(fedkeel):
+    """The published side has none but a rate that diverges; what was tried is still printed."""
+    wild = {"grid": {"lr": [1e38]}, "model": "mlp", "candidates": 1, "published": {"fedavg": {}}}
+    Path("search.toml").write_text(tomli_w.dumps(BASE | SMALL | wild))
+    done = fedkeel("search", "search.toml", "--engine", "serial", "--no-progress", "--json")
+    assert done.code == 1
+    told = json.loads(done.out)
+    assert told["methods"] == []
+    assert [one["score"] for one in told["search"]["published"][0]["scores"]] == [None]
+    lines = " ".join(done.err.split())
+    for side in ("composed", "published"):
+        assert f"the {side} side that trained for 1 round failed: the loss or the model of client" in lines
+    assert "the run failed" not in lines
 
 
 def test_another_search_needs_another_folder(fedkeel):

@@ -11,7 +11,6 @@ from fedkeel.randomness import key
 from fedkeel.studies.grids import Setting
 from fedkeel.studies.search import DRAWS, Candidate, Search, late_score
 from fedkeel.studies.sweep import Execute, Sweep, Tuned, attempt, is_positive, is_taken, with_value
-from fedkeel.text import plural
 
 BATCH = 9  # candidates that are proposed at once, and trained side by side
 NEAR = 0.05  # of an interval on a logarithmic scale: the best value may lie beyond its end
@@ -65,8 +64,7 @@ def propose_candidates(search: Search, side: str, execute: Execute) -> list[Cand
             except RequestError:
                 study.tell(trial, state=failed)
         new = list(dict.fromkeys(one for one in fresh.values() if one not in found))
-        length = plural(rounds, "round")
-        runs = execute([(f"{one.label} ({length})", one.experiment.with_(rounds=rounds)) for one in new])
+        runs = execute([(one.name_try(rounds), one.experiment.with_(rounds=rounds)) for one in new])
         found |= {one: None if run is None else late_score(run) for one, run in zip(new, runs, strict=True)}
         for trial, one in fresh.items():
             score = found[one]
