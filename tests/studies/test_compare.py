@@ -20,7 +20,7 @@ from fedkeel.report.tables import summary
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.caveats import judged_as, machines, unfair
-from fedkeel.studies.compare import Comparison, common_target, cost_to, mean_and_std, paired_differences
+from fedkeel.studies.compare import Comparison, common_target, cost_to, mean_and_std, paired_differences, write_rounds
 from fedkeel.studies.run_groups import group_runs
 from problems import small_problem
 
@@ -98,6 +98,7 @@ def test_cost_to_a_target_counts_up_to_the_round_that_reached_it():
     cost = cost_to(group, 0.5)
     assert (cost.reached, cost.rounds, cost.megabytes, cost.seconds, cost.gradients) == (2, 1.5, 15.0, 3.0, 15.0)
     assert cost_to(group, 0.9) is None
+    assert [write_rounds(mean) for mean in (cost.rounds, 4.0, 38 / 3, 250.0)] == ["1.5", "4", "12.7", "250"]
 
 
 def fitted(method, losses):

@@ -14,6 +14,7 @@ from fedkeel.report.series import RESULTS, Row, Spread
 from fedkeel.report.source import Group
 from fedkeel.runs.environment import NOT_AVERAGED, keep_one_place
 from fedkeel.runs.own_code import describe_edits, sources_of
+from fedkeel.studies.compare import write_rounds
 from fedkeel.studies.cost_to_target import Spending
 from fedkeel.text import byte_size, duration
 
@@ -117,7 +118,7 @@ def cells(row: Row, measure: str, with_target: bool, leading: Sequence[Row | Non
     found: list[Cell] = [spread(row.results[name], measure) for name in results]
     marks = ["leader" if row is best else "" for best in leading]
     costs: list[Cell] = [
-        mean_cost(row.totals, ROUNDS, lambda n: f"{n:.0f}"),
+        mean_cost(row.totals, ROUNDS, write_rounds),
         mean_cost(row.totals, BYTES, byte_size),
         mean_cost(of_one_place(row, row.totals), SECONDS, duration),
         mean_cost(row.totals, lambda cost: cost.backward_passes, lambda n: f"{n:,.0f}".replace(",", " ")),
@@ -127,7 +128,7 @@ def cells(row: Row, measure: str, with_target: bool, leading: Sequence[Row | Non
         share = (
             "" if len(reached) == len(row.to_target) else f" <small>({len(reached)} of {len(row.to_target)})</small>"
         )
-        for part, write in ((ROUNDS, lambda n: f"{n:.0f}"), (BYTES, byte_size), (SECONDS, duration)):
+        for part, write in ((ROUNDS, write_rounds), (BYTES, byte_size), (SECONDS, duration)):
             text, value = mean_cost(of_one_place(row, row.to_target) if part is SECONDS else reached, part, write)
             costs.append((text + share if reached else "never", value))
     plain = [td(text, value) for text, value in costs]
