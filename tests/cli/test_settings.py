@@ -283,6 +283,6 @@ def test_a_range_of_seeds():
     assert parse_seeds("0-4") == (0, 1, 2, 3, 4)
     assert parse_seeds("7,1-2") == (7, 1, 2)
     assert parse_seeds("-3") == (-3,)
-    for text in ("4-0", "0-99999999999", "1-", "a-b"):
+    for text in ("4-0", "0-99999999999", "1-", "a-b", "0,0", "1,0-2"):
         with pytest.raises(RequestError, match="seeds"):
             parse_seeds(text)

@@ -576,6 +576,28 @@ def test_a_dry_run_checks_names(fedkeel, option, what):
     assert f"unknown {what}: foo" in done.err
 
 
+def test_several_things_are_tried_in_every_combination(fedkeel):
+    done = fedkeel(*CELL, "--dry-run", "--try", "lr=0.01,0.05", "--try", "epochs=1,2")
+    assert done.code == 0
+    labels = [f"FedAvg, cifar10, 0.1 (lr={lr}, epochs={epochs})" for lr in (0.01, 0.05) for epochs in (1, 2)]
+    assert all(label in done.out for label in labels)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--try", "lr=0.1", "--try", "lr=0.2"], "given twice: --try lr="),
+        (["--try", "=1"], "--try needs key=values: =1"),
+        (["--try", "method.=1"], "--try needs key=values: method.=1"),
+        (["--try", "lr="], "--try needs key=values: lr="),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_in_a_line(fedkeel, words, told):
+    done = fedkeel(*CELL, "--dry-run", *words)
+    assert (done.code, done.out) == (2, "")
+    assert told in done.err
+
+
 def test_what_is_tried_is_named_but_not_filed(fedkeel):
     asked = [*CELL, "--ledger", "ledger.jsonl", "--out", "runs", "--try", "lr=0.01,0.05"]
     for words, times in ((["--dry-run"], 2), ([], 1)):  # a dry run also shows the settings of each

@@ -102,9 +102,10 @@ def test_differences_are_told_with_their_interval_where_seeds_can_be_paired(tmp_
     lines = [json.loads(line) for line in rounds.read_text().splitlines()]
     rounds.write_text("".join(json.dumps(line | {"accuracy": line["accuracy"] - 0.03}) + "\n" for line in lines))
     [setting] = content(read(*folders)).settings
-    [told] = differences(setting, "accuracy")
+    best, last = differences(setting, "accuracy")
     # −3, 0 and 0 points: the mean is −1, the standard error 1, and Student's t of two degrees of freedom 4.303
-    assert told == "Best of fedprox less best of fedavg: -1 points; 95 % interval -5.3 to +3.3, 3 seeds paired."
+    assert best == "Best of fedprox less best of fedavg: -1 points; 95 % interval -5.3 to +3.3, 3 seeds paired."
+    assert last == best.replace("Best", "Last").replace("best", "last")  # the curves rise to their end
     [alone] = content(read(folders[0], folders[3])).settings
     assert differences(alone, "accuracy") == []
     for folder, number in zip(folders, (0.5, 0.5, 0.5, 0.6, 0.5, 0.4), strict=True):  # as an evaluation reports them

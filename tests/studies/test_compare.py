@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from fedkeel.report.tables import summary
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.caveats import judged_as, machines, unfair
-from fedkeel.studies.compare import Comparison, common_target, cost_to, mean_and_std, paired_differences
+from fedkeel.studies.compare import Comparison, common_target, cost_to, mean_and_std, paired_differences, write_rounds
 from fedkeel.studies.run_groups import group_runs
 from problems import small_problem
 
@@ -97,6 +98,7 @@ def test_cost_to_a_target_counts_up_to_the_round_that_reached_it():
     cost = cost_to(group, 0.5)
     assert (cost.reached, cost.rounds, cost.megabytes, cost.seconds, cost.gradients) == (2, 1.5, 15.0, 3.0, 15.0)
     assert cost_to(group, 0.9) is None
+    assert [write_rounds(mean) for mean in (cost.rounds, 4.0, 38 / 3, 250.0)] == ["1.5", "4", "12.7", "250"]
 
 
 def fitted(method, losses):
@@ -324,6 +326,33 @@ def test_runs_of_one_seed_that_differ_in_split_or_length_are_told_apart():
     seeds = [train(seed=0, partition_seed=7), train(seed=1, partition_seed=8)]
     (group,) = fk.compare(seeds).groups
     assert list(group.runs) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "groups"),
+    [
+        ([(0, 5), (1, 5), (0, 0), (1, 1)], {"partition_seed=5": [0, 1], "a split for each seed": [0, 1]}),
+        ([(0, 7), (7, 7), (0, 0), (1, 1)], {"partition_seed=7": [0, 7], "a split for each seed": [0, 1]}),
+        ([(0, 1), (0, 2), (1, 8)], {"partition_seed=1": [0], "partition_seed=2": [0], "partition_seed=8": [1]}),
+    ],
+)
+def test_groups_by_split_do_not_depend_on_the_order_of_runs(pairs, groups):
+    """Pairs of a run's seed and its split; the runs are alike in all else."""
+    runs = [made("fedavg", seed, [0.5], partition_seed=split) for seed, split in pairs]
+    for order in permutations(runs):
+        assert {group.label: list(group.runs) for group in group_runs(order)} == {
+            f"fedavg ({word})": seeds for word, seeds in groups.items()
+        }
+
+
+def test_a_label_tells_settings_and_splits():
+    """Two rates on one split, one of them also on splits of each seed's own."""
+    runs = [made("fedavg", seed, [0.5], partition_seed=5, lr=lr) for seed in (0, 1) for lr in (0.1, 0.2)]
+    runs += [made("fedavg", seed, [0.5], lr=0.1) for seed in (0, 1)]
+    labels = [group.label for group in group_runs(runs)]
+    assert sorted(labels) == sorted(
+        ["fedavg (lr=0.1, partition_seed=5)", "fedavg (lr=0.1, a split for each seed)", "fedavg (lr=0.2)"]
+    )
 
 
 EDITED = """

@@ -188,6 +188,7 @@ WRONG = [
     ({"keep": 1}, "keep must be at least 2"),
     ({"first": 10}, "the first rung has 10 rounds"),
     ({"name": "fedavg"}, "is a method already"),
+    ({"name": "ema+fedavg", "published": {"ema+fedavg": {}}}, "is a method already"),
     ({"validation": 0.0}, "validation data"),
     ({"grid": {"rounds": [1, 2]}}, "every method gets the same rounds"),
     ({"sampler": "bayes"}, "sampler"),
@@ -273,6 +274,7 @@ def final_runs(label, last, measure="accuracy"):
         ({1: 0.3, 2: 0.31}, "loss", "mine is ahead of feddyn"),
         ({1: 0.4, 2: 0.9}, "accuracy", "not decided, since the interval"),
         ({1: 0.9}, "accuracy", "one seed decides nothing"),
+        ({1: 0.7, 2: 0.7}, "accuracy", "not decided, since all seeds differ alike"),
     ],
 )
 def test_a_search_says_in_words_who_is_ahead(mine, measure, told):
@@ -310,7 +312,8 @@ def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel, 
     out = Path("runs/search")
     lines = [json.loads(line) for line in (out / "search.jsonl").read_text().splitlines()]
     assert [line["rounds"] for line in lines if line["side"] == "composed"] == [1, 1, 2]
-    assert (out / "report.html").exists()
+    page = (out / "report.html").read_text()
+    assert f'data-group="g0-0"><td>{told["baseline"]}<' in page  # its differences are to the first row
     winner = tomllib.loads((out / "winner.toml").read_text())
     assert fk.Experiment.load(winner).validation == 0.0
     assert "partition_seed" not in winner  # each seed divides the data anew
@@ -333,6 +336,21 @@ def test_a_validation_share_too_small_for_any_client_is_told(fedkeel):
     told = " ".join(done.err.split())
     assert "of the composed side that trained for 1 round failed: no client has a validation sample." in told
     assert "raise validation" in told
+
+
+def test_candidates_that_all_diverge_are_told_with_their_reason(fedkeel):
+    """The published side has none but a rate that diverges; what was tried is still printed."""
+    wild = {"grid": {"lr": [1e38]}, "model": "mlp", "candidates": 1, "published": {"fedavg": {}}}
+    Path("search.toml").write_text(tomli_w.dumps(BASE | SMALL | wild))
+    done = fedkeel("search", "search.toml", "--engine", "serial", "--no-progress", "--json")
+    assert done.code == 1
+    told = json.loads(done.out)
+    assert told["methods"] == []
+    assert [one["score"] for one in told["search"]["published"][0]["scores"]] == [None]
+    lines = " ".join(done.err.split())
+    for side in ("composed", "published"):
+        assert f"the {side} side that trained for 1 round failed: the loss or the model of client" in lines
+    assert "the run failed" not in lines
 
 
 def test_another_search_needs_another_folder(fedkeel):

@@ -115,6 +115,22 @@ def test_a_grid_ends_where_no_experiment_takes_the_next_value():
     assert len(asked) == 2
 
 
+ODD = {"method.form": "lap-d", "method.window": [3, 5, 9]}  # a window has an odd width
+
+
+def window_of(setting):
+    return dict(setting)["method.window"]
+
+
+def test_no_value_is_tried_between_others_that_no_experiment_takes():
+    """Each try is better than those before. Beyond window 9 is 16, between 5 and 9 is 7, beside 7 are 6 and 8."""
+    sweep = Sweep.load(BASE | {"methods": {"fedavg": {"lr": [0.01, 0.02, 0.03, 0.04, 0.05]}, "specgradfilter": ODD}})
+    execute, asked = landscape(lambda e: len(asked))
+    plain, filtered = tune_all(sweep, execute)
+    assert [window_of(one) for one in filtered.scores] == [3, 5, 9, 7]
+    assert unequal([plain, filtered])[0].startswith("specgradfilter was tuned with 4 of ")
+
+
 def test_every_method_tries_equally_many_settings():
     """FedAvg has no number of its own: it tries more learning rates instead, between those around its best."""
     methods = {"fedavg": {}, "fedprox": {"method": {"mu": [0.01, 0.1, 1.0]}}}
@@ -273,6 +289,17 @@ def test_optuna_proposes_whole_numbers_between_whole_ones():
     propose(sweep, "fedavg", execute)
     assert {type(e.epochs) for e in asked} == {int}
     assert all(1 <= e.epochs <= 8 for e in asked)
+
+
+def test_what_optuna_proposes_and_no_experiment_takes_is_passed_over():
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    from fedkeel.studies.samplers import propose
+
+    for budget in (1, 12):
+        sweep = Sweep.load(BASE | {"methods": {"specgradfilter": ODD}, "budget": budget, "sampler": "optuna"})
+        tuned = propose(sweep, "specgradfilter", landscape(lambda e: 0.5)[0])
+        assert tuned.best is not None
+        assert all(window_of(one) % 2 for one in tuned.scores)
 
 
 def test_the_command_tells_what_is_unequal_and_leaves_tuned_rates_alone(tmp_path, capsys):

@@ -10,17 +10,21 @@ from dataclasses import dataclass
 from scipy.special import stdtr, stdtrit  # scipy.stats takes a second to import
 
 LEVEL = 0.95
+ROUNDING = 1e-9  # of numbers' size: a smaller deviation is none
+ONE_SEED, ALIKE = "one seed", "all seeds alike"
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and the ends of its confidence interval, None where one value alone gives none; `pairs` is how many seeds
-    all sides have in common, or 0 where the sides were not paired."""
+    """A mean and the ends of its confidence interval, None where values cannot tell how far they vary, for a `reason`:
+    there is one alone, or all are alike, as multiples of 1 / n often are. `pairs` is how many seeds all sides have in
+    common, or 0 where the sides were not paired."""
 
     mean: float
     low: float | None
     high: float | None
     pairs: int = 0
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -36,18 +40,18 @@ def paired_interval(differences: Sequence[float]) -> Interval:
     """The mean of differences of pairs, with Student's interval."""
     mean, count = statistics.fmean(differences), len(differences)
     if count < 2:
-        return Interval(mean, None, None, count)
+        return Interval(mean, None, None, count, ONE_SEED)
+    if _are_alike(differences):
+        return Interval(mean, None, None, count, ALIKE)
     half = _quantile(count - 1) * statistics.stdev(differences) / math.sqrt(count)
     return Interval(mean, mean - half, mean + half, count)
 
 
 def paired_p_value(differences: Sequence[float]) -> float | None:
-    """How often Student's t would be as far from 0 if the pairs did not differ; None for fewer than two pairs."""
-    if len(differences) < 2:
+    """How often Student's t would be as far from 0 if the pairs did not differ; None where there is no interval."""
+    if len(differences) < 2 or _are_alike(differences):
         return None
     deviation, mean = statistics.stdev(differences), statistics.fmean(differences)
-    if deviation == 0:
-        return 1.0 if mean == 0 else 0.0
     return float(2 * stdtr(len(differences) - 1, -abs(mean) * math.sqrt(len(differences)) / deviation))
 
 
@@ -55,11 +59,11 @@ def welch_interval(sides: Sequence[tuple[float, Sequence[float]]]) -> Interval:
     """The sum of groups' means, each with its sign, with Welch's interval: each group has a variance of its own."""
     mean = math.fsum(sign * statistics.fmean(values) for sign, values in sides)
     if min(len(values) for _, values in sides) < 2:
-        return Interval(mean, None, None)
+        return Interval(mean, None, None, reason=ONE_SEED)
+    if all(_are_alike(values) for _, values in sides):
+        return Interval(mean, None, None, reason=ALIKE)
     errors = [(sign**2 * statistics.variance(values) / len(values), len(values) - 1) for sign, values in sides]
     total = math.fsum(error for error, _ in errors)
-    if total == 0:
-        return Interval(mean, mean, mean)
     freedom = total**2 / math.fsum(error**2 / degrees for error, degrees in errors)
     half = _quantile(freedom) * math.sqrt(total)
     return Interval(mean, mean - half, mean + half)
@@ -83,6 +87,11 @@ def pooled_std(groups: Iterable[Sequence[float]]) -> Pooled | None:
     squares = math.fsum(statistics.variance(values) * (len(values) - 1) for values in repeated)
     count = sum(len(values) for values in repeated)
     return Pooled(math.sqrt(squares / (count - len(repeated))), count, len(repeated))
+
+
+def _are_alike(values: Sequence[float]) -> bool:
+    """Whether values are equal up to rounding."""
+    return statistics.stdev(values) <= ROUNDING * max(map(abs, values))
 
 
 def _quantile(freedom: float) -> float:

@@ -165,7 +165,7 @@ def show_accuracy(made: Comparison) -> None:
 
 
 def show_cost(made: Comparison) -> None:
-    from fedkeel.studies.compare import cost_to
+    from fedkeel.studies.compare import cost_to, write_rounds
     from fedkeel.studies.run_groups import measure_of
 
     groups, target = made.groups, made.target
@@ -183,7 +183,7 @@ def show_cost(made: Comparison) -> None:
         if cost is None:
             shown.add_row(group.label, f"0 of {len(group.runs)}", *["–"] * 4)
             continue
-        reached, rounds = f"{cost.reached} of {len(group.runs)}", f"{round(cost.rounds, 1):g}"
+        reached, rounds = f"{cost.reached} of {len(group.runs)}", write_rounds(cost.rounds)
         spent = megabytes(cost.megabytes * 1e6), duration(cost.seconds), count(round(cost.gradients))
         shown.add_row(group.label, reached, rounds, *spent)
     stdout().print(shown)

@@ -60,7 +60,7 @@ def reproduce(
         typer.Option("--set", metavar="KEY=VALUE", help="Try another choice: lr=0.05, method.rho=0.05 …"),
     ] = None,
     try_: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option("--try", metavar="KEY=A,B,…", help="Several other choices, each a run of its own: lr=0.01,0.05."),
     ] = None,
     track: Track = "",

@@ -6,19 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from fedkeel import __version__
 from fedkeel.cli.compare import show
-from fedkeel.cli.console import complain, count, describe_score, note, say, stderr, stdout, table
+from fedkeel.cli.console import complain, count, describe_score, in_json, note, say, stderr, stdout, table
 from fedkeel.cli.options import Device, Engine, NoProgress, On, Precision, StudyFolder, Trusting, Workers
 from fedkeel.cli.pages import Json, examples
 from fedkeel.text import plural
 
 if TYPE_CHECKING:
     from fedkeel.cli.training import Target
+    from fedkeel.errors import RunError
     from fedkeel.runs.experiment import Experiment
     from fedkeel.runs.finished_run import Run
     from fedkeel.runs.plan import Plan
@@ -90,10 +91,9 @@ def search(
             write_tries(out / "search.jsonl", sides)
         if not json:
             show_rungs(sides)
-        for side, rungs in sides.items():
-            if not rungs[-1].ranked:
-                complain(*explain_failures(side, rungs[-1]))
-                raise typer.Exit(1)
+        told = {"search": {side: [describe_rung(rung) for rung in rungs] for side, rungs in sides.items()}}
+        if lost := [(side, rungs[-1]) for side, rungs in sides.items() if not rungs[-1].ranked]:
+            give_up([explain_failures(*one, train.errors) for one in lost], told if json else None)
         winners = [rungs[-1].ranked[0] for rungs in sides.values()]
         finals = [
             Target(one, folder_of(one, out / "final"), label)
@@ -102,18 +102,19 @@ def search(
         ]
         ends = train(finals)
     write_winner(out / "winner.toml", winners[0].experiment.with_(validation=0.0), "partition_seed" in asked.base)
-    told = {"search": {side: [describe_rung(rung) for rung in rungs] for side, rungs in sides.items()}}
     published = winners[1].experiment.plan.method.name
     form = "json" if json else ""
     groups = group_runs([run for run in ends if run])
     if len(groups) < len(winners):
-        complain("every final run of one side failed.", "lower the rates of the grid, or give other seeds")
-        raise typer.Exit(1)
+        why = "every final run of one side failed.", "lower the rates of the grid, or give other seeds"
+        give_up([why], told if json else None)
     made = show(groups, None, published, form, told, asked.sweep.tuned, "last")
     if not json:
         stdout().print(conclude(made), soft_wrap=True)
-    folders, page = [target.folder for target, run in zip(finals, ends, strict=True) if run], out / "report.html"
-    write_report(folders, page, title="Search: the winner against the best published method")
+    kept = [target for target, run in zip(finals, ends, strict=True) if run]
+    kept.sort(key=lambda target: target.label != winners[1].label)  # a page's differences are to what comes first
+    page = out / "report.html"
+    write_report([target.folder for target in kept], page, title="Search: the winner against the best published method")
     say(stderr(), "report", "bold green", str(page))
     if None in ends:
         raise typer.Exit(1)
@@ -137,24 +138,38 @@ def claim(out: Path, data: Mapping[str, Any]) -> None:
         write_text(file, dumps(data, indent=2, default=str) + "\n")
 
 
-def explain_failures(side: str, rung: Rung) -> tuple[str, str]:
-    """Why no candidate of a rung has a score, by its first one, and a hint."""
+def give_up(reasons: Sequence[tuple[str, str | None]], told: Mapping[str, Any] | None) -> NoReturn:
+    """End without a comparison: what was tried as a JSON document, if it was asked for, and why it led to nothing."""
+    if told is not None:
+        typer.echo(in_json({"methods": []} | dict(told)))
+    for what, hint in reasons:
+        complain(what, hint)
+    raise typer.Exit(1)
+
+
+def explain_failures(side: str, rung: Rung, broken: Mapping[str, RunError]) -> tuple[str, str | None]:
+    """Why no candidate of a rung has a score, by its first one, and a hint: `broken` tells of runs that broke off."""
     from fedkeel.runs.finished_run import NO_SAMPLE, RAISE_SHARE
 
-    reason = next(iter(rung.reasons.values()))
-    what = f"every candidate of the {side} side that trained for {plural(rung.rounds, 'round')} failed: {reason}."
-    return what, RAISE_SHARE if reason == NO_SAMPLE else "lower the rates of the grid"
+    first, reason = next(iter(rung.reasons.items()))
+    what = f"every candidate of the {side} side that trained for {plural(rung.rounds, 'round')} failed"
+    if (error := broken.get(first.name_try(rung.rounds))) is not None:
+        return f"{what}: {error.message}", error.hint
+    return f"{what}: {reason}.", RAISE_SHARE if reason == NO_SAMPLE else "lower the rates of the grid"
 
 
 def conclude(made: Comparison) -> str:
     """What the final runs say of the winner, in a sentence."""
+    from fedkeel.analysis.intervals import ALIKE
     from fedkeel.problems.metrics import lower_is_better
     from fedkeel.studies.run_groups import measure_of
 
     winner = next(group for group in made.groups if group is not made.baseline)
     found, names = made.difference(winner), f"{winner.label} and {made.baseline.label}"
     if found is None or found.low is None or found.high is None:
-        return f"{names}: not decided, since one seed decides nothing"
+        alike = found is not None and found.reason == ALIKE
+        why = "all seeds differ alike, which gives no interval" if alike else "one seed decides nothing"
+        return f"{names}: not decided, since {why}"
     if found.low <= 0 <= found.high:
         return f"{names}: not decided, since the interval of their difference holds 0"
     better = (found.mean > 0) != lower_is_better(measure_of(made.groups) or "loss")

@@ -179,13 +179,15 @@ def parse_assignment(text: str) -> tuple[tuple[str, ...], Any]:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """`0,1,2` or `0-2` as whole numbers, at least one."""
+    """`0,1,2` or `0-2` as whole numbers, at least one, each once."""
     try:
         found = tuple(number for word in split_words(text) for number in parse_range(word))
     except ValueError:
         raise RequestError(f"--seeds takes whole numbers: {text}", "for example --seeds 0,1,2 or --seeds 0-4") from None
     if not found:
         raise RequestError(f"--seeds names no seed: {text!r}", "for example --seeds 0,1,2")
+    if len(set(found)) < len(found):
+        raise RequestError(f"--seeds names a seed twice: {text}", "name each seed once")
     return found
 
 

@@ -143,7 +143,7 @@ def _decide(claim: Claim, difference: Difference, interval: Interval) -> tuple[s
     """Confirmed: the whole interval is what is claimed; contradicted: none of it is."""
     low, high, reported = interval.low, interval.high, difference.reported
     if low is None or high is None:
-        return UNDECIDED, "one seed"
+        return UNDECIDED, interval.reason
     least = difference.reading.above if difference.reading else -claim.within if claim.expects == "level" else 0.0
     if claim.expects == "no gain":
         inside, outside = high < claim.within, low > claim.within

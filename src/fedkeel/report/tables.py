@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
+from itertools import product
 from operator import attrgetter, itemgetter
 
 from fedkeel.analysis.intervals import paired_interval
@@ -13,6 +14,7 @@ from fedkeel.report.series import RESULTS, Row, Spread
 from fedkeel.report.source import Group
 from fedkeel.runs.environment import NOT_AVERAGED, keep_one_place
 from fedkeel.runs.own_code import describe_edits, sources_of
+from fedkeel.studies.compare import write_rounds
 from fedkeel.studies.cost_to_target import Spending
 from fedkeel.text import byte_size, duration
 
@@ -70,22 +72,22 @@ def summary(setting: Setting) -> str:
 
 def differences(setting: Setting, measure: str) -> list[str]:
     """Say of a few methods how their results differ from the first one's, where seeds can be paired: the reported
-    numbers where all runs have them, or the best rounds."""
+    numbers where all runs have them, or the best rounds and the last ones."""
     if len(setting.groups) > COMPARED:
         return []
     scale, unit = (1, "") if measure.endswith("loss") else (100, " points")
     reports = all(
         group.measure == measure and run.reported is not None for group in setting.groups for run in group.runs
     )
-    word = "reported number" if reports else "best"
 
-    def results(group: Group) -> dict[tuple[int, int], float]:
-        found = {run.seeds: run.reported if reports else run.summarise(measure).get("best") for run in group.runs}
+    def results(group: Group, word: str) -> dict[tuple[int, int], float]:
+        found = {run.seeds: run.reported if reports else run.summarise(measure).get(word) for run in group.runs}
         return {seeds: value for seeds, value in found.items() if value is not None}
 
-    first, told = results(setting.groups[0]), []
-    for group in setting.groups[1:]:
-        both = [value - first[seeds] for seeds, value in results(group).items() if seeds in first]
+    told = []
+    for group, word in product(setting.groups[1:], ("reported number",) if reports else ("best", "last")):
+        first = results(setting.groups[0], word)
+        both = [value - first[seeds] for seeds, value in results(group, word).items() if seeds in first]
         pairs = paired_interval(both) if both else None
         if pairs is not None and pairs.low is not None and pairs.high is not None:
             mean, low, high = (f"{scale * value:+.3g}" for value in (pairs.mean, pairs.low, pairs.high))
@@ -116,7 +118,7 @@ def cells(row: Row, measure: str, with_target: bool, leading: Sequence[Row | Non
     found: list[Cell] = [spread(row.results[name], measure) for name in results]
     marks = ["leader" if row is best else "" for best in leading]
     costs: list[Cell] = [
-        mean_cost(row.totals, ROUNDS, lambda n: f"{n:.0f}"),
+        mean_cost(row.totals, ROUNDS, write_rounds),
         mean_cost(row.totals, BYTES, byte_size),
         mean_cost(of_one_place(row, row.totals), SECONDS, duration),
         mean_cost(row.totals, lambda cost: cost.backward_passes, lambda n: f"{n:,.0f}".replace(",", " ")),
@@ -126,7 +128,7 @@ def cells(row: Row, measure: str, with_target: bool, leading: Sequence[Row | Non
         share = (
             "" if len(reached) == len(row.to_target) else f" <small>({len(reached)} of {len(row.to_target)})</small>"
         )
-        for part, write in ((ROUNDS, lambda n: f"{n:.0f}"), (BYTES, byte_size), (SECONDS, duration)):
+        for part, write in ((ROUNDS, write_rounds), (BYTES, byte_size), (SECONDS, duration)):
             text, value = mean_cost(of_one_place(row, row.to_target) if part is SECONDS else reached, part, write)
             costs.append((text + share if reached else "never", value))
     plain = [td(text, value) for text, value in costs]

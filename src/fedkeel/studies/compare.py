@@ -149,6 +149,11 @@ def cost_to(group: RunGroup, target: float) -> MeanCost | None:
     return MeanCost(len(found), rounds, megabytes, statistics.fmean(c.seconds for _, c in timed), gradients)
 
 
+def write_rounds(mean: float) -> str:
+    """A mean of rounds, with a digit behind the point where it is not whole."""
+    return f"{mean:.1f}".removesuffix(".0")
+
+
 def common_target(groups: Sequence[RunGroup]) -> float:
     """Find what every run reached: the lowest of their best accuracies, or the highest of their best losses."""
     worst = min if measure_of(groups) in ("accuracy", None) else max

@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from fedkeel.errors import RequestError
-from fedkeel.studies.compare import describe_difference, paired_differences
+from fedkeel.studies.compare import describe_difference, paired_differences, write_rounds
 from fedkeel.studies.grids import describe, drop_repeats, grid_of, settings_of
 from fedkeel.studies.leaderboard import Arena, Leaderboard, Line, mean
 
@@ -94,7 +94,7 @@ def _cells(line: Line, baseline: Line | None, chosen: str) -> list[str]:
         str(len(line.seeds)),
         *(_percent(line.values(name)) for name in ("last", "best", "averaged")),
         *describe_difference(paired_differences(line.values("last"), others), 100, 2),
-        "–" if rounds is None else f"{rounds:.0f}{some}",
+        "–" if rounds is None else f"{write_rounds(rounds)}{some}",
         "–" if gradients is None else f"{gradients:.0f}",
         f"{mean(line.values('megabytes')) or 0:.0f}",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,19 +29,26 @@ class RunGroup:
 def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
     """Group runs that differ in nothing but their seed; labels tell apart what shares a method's name.
 
-    Of two runs of one experiment, seed and split the later one counts; one of another split goes into another group.
+    Of two runs of one experiment, seed and split the later one counts. Runs on one split for several seeds and runs
+    whose seeds have splits of their own are different groups, in whatever order they come.
     """
-    found: dict[str, dict[int, Run]] = {}
+    alike: dict[str, list[Run]] = {}
     for run in runs:
-        known = found.get(identity := _identity(run), {}).get(run.plan.seed, run)
-        if known.plan.partition_seed != run.plan.partition_seed:
-            identity += f" split {run.plan.partition_seed}"
-        found.setdefault(identity, {})[run.plan.seed] = run
+        alike.setdefault(_identity(run), []).append(run)
+    found: dict[tuple[str, int | None], dict[int, Run]] = {}
+    for identity, same in alike.items():
+        own = _find_own_splits(same)
+        for run in same:
+            seed, split = run.plan.seed, run.plan.partition_seed
+            found.setdefault((identity, None if (seed, split) in own else split), {})[seed] = run
     names = [next(iter(group.values())).plan.method.name for group in found.values()]
-    labels = [
-        name if names.count(name) == 1 else f"{name} ({_setting(next(iter(group.values())), name, runs)})"
-        for name, group in zip(names, found.values(), strict=True)
-    ]
+    labels = []
+    for name, (identity, _), group in zip(names, found, found.values(), strict=True):
+        words = _setting(next(iter(group.values())), name, runs)
+        if sum(other == identity for other, _ in found) > 1:
+            splits = {run.plan.partition_seed for run in group.values()}
+            words.append(f"partition_seed={splits.pop()}" if len(splits) == 1 else "a split for each seed")
+        labels.append(name if names.count(name) == 1 else f"{name} ({', '.join(words) or 'again'})")
     return [RunGroup(label, dict(sorted(group.items()))) for label, group in zip(labels, found.values(), strict=True)]
 
 
@@ -48,18 +56,25 @@ def _identity(run: Run) -> str:
     return repr(sorted((k, repr(v)) for k, v in settings_of(run).items() if k not in ("seed", "partition_seed")))
 
 
+def _find_own_splits(runs: Sequence[Run]) -> set[tuple[int, int]]:
+    """Find seeds with a split that no other seed has; of several, a seed's own is the one with its number, or none."""
+    pairs = {(run.plan.seed, run.plan.partition_seed) for run in runs}
+    sharing = Counter(split for _, split in pairs)
+    lone = [(seed, split) for seed, split in pairs if sharing[split] == 1]
+    having = Counter(seed for seed, _ in lone)
+    return {(seed, split) for seed, split in lone if seed == split or having[seed] == 1}
+
+
 def settings_of(run: Run) -> dict[str, Any]:
     return compared_as(run.experiment, run.path)
 
 
-def _setting(run: Run, name: str, runs: Sequence[Run]) -> str:
+def _setting(run: Run, name: str, runs: Sequence[Run]) -> list[str]:
     """Say what sets a run apart from the others of its method."""
     mine = flatten(settings_of(run))
     others = [flatten(settings_of(other)) for other in runs if other.plan.method.name == name]
-    told = [key for key in mine if key != "seed" and any(other.get(key) != mine[key] for other in others)]
-    if told != ["partition_seed"]:
-        told = [key for key in told if key != "partition_seed"]
-    return ", ".join(f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in told) or "again"
+    varied = [key for key in mine if any(other.get(key) != mine[key] for other in others)]
+    return [f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in varied if key not in ("seed", "partition_seed")]
 
 
 def measures_of(groups: Sequence[RunGroup]) -> set[str]:

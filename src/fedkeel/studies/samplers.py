@@ -11,7 +11,6 @@ from fedkeel.randomness import key
 from fedkeel.studies.grids import Setting
 from fedkeel.studies.search import DRAWS, Candidate, Search, late_score
 from fedkeel.studies.sweep import Execute, Sweep, Tuned, attempt, is_positive, is_taken, with_value
-from fedkeel.text import plural
 
 BATCH = 9  # candidates that are proposed at once, and trained side by side
 NEAR = 0.05  # of an interval on a logarithmic scale: the best value may lie beyond its end
@@ -20,16 +19,22 @@ NEAR = 0.05  # of an interval on a logarithmic scale: the best value may lie bey
 def propose(sweep: Sweep, method: str, execute: Execute) -> Tuned:
     """`budget` trials of Optuna's TPE sampler: numbers between the ends of their grid, on a logarithmic scale, whole
     ones where the grid is of whole ones; other values one of those listed. Trials depend on the sweep's first seed
-    alone, so a sweep can be resumed."""
+    alone, so a sweep can be resumed. One that no experiment takes fails; where that is all of them, the grid's first
+    setting is tried."""
     study, failed = begin_study(sweep.seeds[0], "optuna")
     tuned = Tuned(method)
     for _ in range(sweep.budget):
         trial = study.ask()
         setting: Setting = tuple((word, _value(trial, word, values)) for word, values in sweep.grids[method].items())
+        if not is_taken(sweep, method, setting):
+            study.tell(trial, state=failed)
+            continue
         if setting not in tuned.scores:
             attempt(sweep, tuned, [setting], execute)
         score = tuned.scores[setting]
         study.tell(trial, score, state=failed if score is None else None)
+    if not tuned.scores:
+        attempt(sweep, tuned, sweep.settings(method)[:1], execute)
     tuned.edge = find_end(sweep, tuned)
     return tuned
 
@@ -59,8 +64,7 @@ def propose_candidates(search: Search, side: str, execute: Execute) -> list[Cand
             except RequestError:
                 study.tell(trial, state=failed)
         new = list(dict.fromkeys(one for one in fresh.values() if one not in found))
-        length = plural(rounds, "round")
-        runs = execute([(f"{one.label} ({length})", one.experiment.with_(rounds=rounds)) for one in new])
+        runs = execute([(one.name_try(rounds), one.experiment.with_(rounds=rounds)) for one in new])
         found |= {one: None if run is None else late_score(run) for one, run in zip(new, runs, strict=True)}
         for trial, one in fresh.items():
             score = found[one]

@@ -87,6 +87,10 @@ class Candidate:
         options = [str(pair[1]) for pair in self.setting if pair not in values and pair[1] != NOTHING]
         return ", ".join(part for part in [*options, describe(values)] if part)
 
+    def name_try(self, rounds: int) -> str:
+        """What its run of so many rounds is called."""
+        return f"{self.label} ({plural(rounds, 'round')})"
+
 
 @dataclass(frozen=True)
 class Rung:
@@ -140,7 +144,7 @@ class Search:
         return made
 
     def _check(self) -> None:
-        if self.name in METHODS:
+        if self.name in METHODS or self.name in self.sweep.grids:
             raise ExperimentError(f"{self.name} is a method already.", 'name = "mine"')
         if self.keep < 2:
             raise ExperimentError("keep must be at least 2: one of so many goes on.", "keep = 3")
@@ -247,9 +251,7 @@ def halve(search: Search, drawn: Sequence[Candidate], execute: Execute) -> list[
     going, done = list(drawn), list[Rung]()
     for rounds in search.rungs:
         asked = [one.experiment.with_(rounds=rounds) for one in going]
-        runs = execute(
-            [(f"{one.label} ({plural(rounds, 'round')})", each) for one, each in zip(going, asked, strict=True)]
-        )
+        runs = execute([(one.name_try(rounds), each) for one, each in zip(going, asked, strict=True)])
         scores = [None if run is None else late_score(run) for run in runs]
         passes = 0
         for run, each in zip(runs, asked, strict=True):

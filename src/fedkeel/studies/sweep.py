@@ -231,10 +231,11 @@ def unequal(tuned: Sequence[Tuned]) -> list[str]:
 def refine(sweep: Sweep, tuned: Tuned, tries: int, execute: Execute) -> None:
     """Try geometric means of the best setting's numbers and their neighbours, until there were so many tries."""
     while tuned.best is not None and len(tuned.scores) < tries:
-        near = [s for word, value in tuned.best for s in _between(tuned, word, value) if s not in tuned.scores]
-        fresh = list(dict.fromkeys(near))[: tries - len(tuned.scores)]
+        near = dict.fromkeys(s for word, value in tuned.best for s in _between(tuned, word, value))
+        fresh = [s for s in near if s not in tuned.scores and is_taken(sweep, tuned.method, s)]
+        fresh = fresh[: tries - len(tuned.scores)]
         if not fresh:
-            return  # there is no number between those that were tried
+            return  # between those that were tried there is no number that an experiment takes
         attempt(sweep, tuned, fresh, execute)
         tuned.refined += len(fresh)
 
