@@ -209,8 +209,9 @@ def _check_of(wanted: Any) -> Callable[[Any], str]:
             return WRONG_TYPE
         if not _is_finite(value):
             return "must be finite"
-        too_long = kind is float and isinstance(value, int) and abs(value) >= 1 << 63  # PyTorch takes 64 bits
-        return f"must be written as {float(value):g}" if too_long else ""
+        if kind is float and isinstance(value, int) and abs(value) >= 1 << 63:  # PyTorch takes 64 bits
+            return f"must be written as {float(value):g}"
+        return ""
 
     return check_plain
 

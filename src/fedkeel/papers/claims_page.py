@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.resources import files
 
-from fedkeel.analysis.intervals import LEVEL
+from fedkeel.analysis.intervals import ALIKE, LEVEL
 from fedkeel.papers import PAPERS, find
 from fedkeel.papers.claim_verdicts import CONFIRMED, CONTRADICTED, OPEN, UNDECIDED, Decision, Finding, decide_claims
 from fedkeel.papers.claims import EXPECTED
@@ -110,7 +110,7 @@ def write_section(decision: Decision) -> list[str]:
 
 def shared_seeds(findings: Sequence[Finding]) -> set[int]:
     """The seeds that all sides of all findings have at full length; none where runs are missing or too short."""
-    if any(finding.reason != OPEN for finding in findings):
+    if any(finding.reason not in (OPEN, ALIKE) for finding in findings):
         return set()
     return set.intersection(*({one.seed for one in side.entries} for finding in findings for side in finding.sides))
 
