@@ -179,7 +179,7 @@ class Task:
             if self.problem.classes is None:
                 raise ExperimentError("this method counts the samples of each class.", "Problem(…, classes=10)")
             labels = self.clients.rows(client, np.arange(self.clients.sizes[client]))[-1].reshape(-1)
-            if not torch.equal(labels, labels.trunc()):
+            if labels.is_floating_point() and not torch.equal(labels, labels.trunc()):
                 raise ExperimentError("this method counts the samples of each class, and targets are fractions.")
             known = labels[(labels >= 0) & (labels < self.problem.classes)]  # others are ignored, such as -100
             counts = torch.bincount(known.to(torch.int64), minlength=self.problem.classes)
