@@ -215,12 +215,13 @@ def hold_out(clients: ClientData, share: float, seed: int) -> tuple[ClientData, 
     All copies of a sample that is held more than once are on one side.
     """
     whole, of = find_partition(clients), key(seed, "validation")
-    if whole is not None and whole.duplicated and isinstance(clients, SharedClients):
-        kept, aside = whole.split(share, of)
-        return clients.with_partition(kept), clients.with_partition(aside)
-    if whole is not None and whole.duplicated and isinstance(clients, TensorClients):
-        lists = split_list(clients.clients, clients.sizes, share, of)
-        return TensorClients(lists[0]), TensorClients(lists[1])
+    if whole is not None and whole.duplicated:
+        if isinstance(clients, SharedClients):
+            kept, aside = whole.split(share, of)
+            return clients.with_partition(kept), clients.with_partition(aside)
+        if isinstance(clients, TensorClients):
+            lists = split_list(clients.clients, clients.sizes, share, of)
+            return TensorClients(lists[0]), TensorClients(lists[1])
     return HeldOut(clients, share, seed, validation=False), HeldOut(clients, share, seed, validation=True)
 
 
