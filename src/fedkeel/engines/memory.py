@@ -35,8 +35,8 @@ def state_budget(device: torch.device) -> int:
 
 
 @contextmanager
-def explain_out_of_memory(device: torch.device) -> Iterator[None]:
-    """Turn a GPU's out-of-memory error, after smaller portions were tried, into one line and a hint."""
+def explain_device_errors(device: torch.device) -> Iterator[None]:
+    """Turn a GPU's errors into one line and a hint: no memory, after smaller portions were tried, or a bad index."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -45,6 +45,13 @@ def explain_out_of_memory(device: torch.device) -> Iterator[None]:
             f"the memory of {device} does not suffice{left}.",
             "do other programs use it? Wait for them, or run fewer at once; a smaller batch_size or "
             "--precision bfloat16 needs less. Rounds made so far are kept: the same command goes on from there",
+        ) from error
+    except RuntimeError as error:
+        if "device-side assert" not in str(error):
+            raise
+        raise RunError(
+            f"{device} has stopped: a label or another index is out of range.",
+            "--device cpu says which; this process cannot use the GPU any more, rounds made so far are kept",
         ) from error
 
 

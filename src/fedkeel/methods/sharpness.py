@@ -67,7 +67,8 @@ def mofedsam(rho: NonNegative = 0.1, alpha: PositiveShare = 0.1) -> Method:
     """FedSAM with the client momentum of FedCM.
 
     Paper: α weighs the perturbed gradient. Released code: FL-Simulator does so, FedLESAM's copy forgets it. Here: as in
-    the paper.
+    the paper. Runs: on ResNet-18 and very unequal clients `rho` 0.01 does far better than 0.1
+    (`fedkeel reproduce questions:sam-radius`).
     """
     gradient = [ClientMomentum(alpha)]
     return method(

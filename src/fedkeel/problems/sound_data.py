@@ -131,3 +131,15 @@ def check_labels(task: Task, parts: Mapping[str, ClientData]) -> None:
                         f"{classes} outputs: labels go from 0 to {classes - 1}.",
                         "number the classes from 0, or give the model more outputs",
                     ) from None
+
+
+def check_labels_of_gpu(task: Task) -> None:
+    """Refuse labels out of range before a loss meets them on a GPU, which nobody could use after that."""
+    if task.device.type != "cuda":
+        return
+    try:
+        check_labels(task, {"the training data": task.clients})
+    except DataError:
+        raise
+    except Exception:  # try_out says what is wrong with such a network
+        return

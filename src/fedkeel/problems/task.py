@@ -23,6 +23,7 @@ from fedkeel.problems.predictions import COUNTED, divide, measure_hits, weigh_me
 from fedkeel.problems.problem import Problem, digest_tensors
 from fedkeel.problems.random_draws import augments_by_keys, draws_for_gradient, draws_when_trained
 from fedkeel.problems.separability import find_whole_metrics, loss_is_a_mean, loss_is_one_number
+from fedkeel.problems.sound_data import check_labels_of_gpu
 
 CLIENT = "client "
 """The split of one client's own test set is called `client 17`."""
@@ -92,6 +93,7 @@ class Task:
         self.buffers = None if self.module is None else module_state.read_buffers(self.module, self.start)
         self.counters = module_state.read_counters(self.module)
         self.classifier = None if self.module is None else find_classifier(self.module, problem.head)
+        check_labels_of_gpu(self)
         self.stochastic = module_state.draws_numbers(self.module) or draws_when_trained(self)
         self.draws_again = self.stochastic and draws_for_gradient(self)
         self.needs_keys = self.stochastic or "key" in asks  # of steps

@@ -158,10 +158,10 @@ def check_broadcast(task: Task) -> None:
             output = task.predict(model, tensors)
             if not isinstance(output, Tensor) or len(tensors) < 2 or {output.dim(), target.dim()} != {1, 2}:
                 return
-            found = task.losses(model, tensors, output).mean()
+            found = task.losses(model, clone_tensors(tensors), output).mean()
             target_alone, output_alone = (part.reshape(2, -1)[:, 0] for part in (target, output))
             try:
-                alike = task.losses(model, (*tensors[:-1], target_alone), output_alone).mean()
+                alike = task.losses(model, (*tensors[:-1], target_alone.clone()), output_alone).mean()
             except Exception:  # the loss takes the mean over an axis that is gone; one sample meets itself alone
                 each = [tuple(part[i : i + 1] for part in (*tensors, output)) for i in range(2)]
                 alike = torch.stack([task.losses(model, one[:-1], one[-1]).mean() for one in each]).mean()

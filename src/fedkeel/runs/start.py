@@ -20,7 +20,7 @@ from fedkeel.engines.choose import Choice, ChosenEngine, check_name, choose_engi
 from fedkeel.engines.engine import Engine, StatesLost
 from fedkeel.engines.machine import PRECISIONS, check_workers, device_of, steady
 from fedkeel.engines.measure import Job, RemainingWork
-from fedkeel.engines.memory import explain_out_of_memory
+from fedkeel.engines.memory import explain_device_errors
 from fedkeel.errors import FolderError, RequestError, explain_typos
 from fedkeel.methods import composition
 from fedkeel.problems.metrics import Given as Metrics
@@ -104,7 +104,7 @@ def run(
 @contextlib.contextmanager
 def session(device: torch.device) -> Iterator[contextlib.ExitStack]:
     """Provide what runs are made in: what they open is closed at the end."""
-    with steady(device), explain_out_of_memory(device), contextlib.ExitStack() as closing:
+    with explain_device_errors(device), steady(device), contextlib.ExitStack() as closing:
         yield closing
 
 

@@ -25,6 +25,7 @@ from fedkeel.core.trees import Tree, stack, tensors
 from fedkeel.data.augment import Augment
 from fedkeel.data.prepare import Preparation
 from fedkeel.engines.engine import Training
+from fedkeel.engines.memory import explain_device_errors
 from fedkeel.engines.scoring import KernelNetwork, Scorer, merge_parts
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked.client_mapping import choose_lift, lift_by_broadcast, lift_by_vmap, unstack
@@ -413,10 +414,17 @@ def test_exhausted_memory_is_told_in_one_line_and_nothing_is_lost(
         return evaluate(self, *given)
 
     monkeypatch.setattr(StackedEngine, "evaluate", late)
-    with pytest.raises(fk.RunError, match="the memory of cpu does not suffice") as told:
+    with pytest.raises(fk.RunError, match=r"the memory of (cpu|cuda) does not suffice") as told:
         fk.run(experiment, engine="stacked", out=tmp_path / "run")
     assert "the same command goes on" in (told.value.hint or "")
     assert fk.run(experiment, engine="stacked", out=tmp_path / "run").result["model_digest"] == wanted
+
+
+def test_a_gpu_that_stopped_is_told_in_one_line() -> None:
+    with pytest.raises(fk.RunError, match="index is out of range"), explain_device_errors(torch.device("cuda")):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+    with pytest.raises(RuntimeError, match="other"), explain_device_errors(torch.device("cuda")):
+        raise RuntimeError("any other")
 
 
 def test_memory_is_planned_from_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -482,7 +490,7 @@ def test_whole_runs_agree() -> None:
     assert runs[0].history is not None
     assert runs[1].history is not None
     for one, other in zip(runs[0].history, runs[1].history, strict=True):
-        assert all(np.allclose(one[name], other[name], rtol=0, atol=1e-12) for name in one)
+        assert all(np.allclose(one[name].cpu(), other[name].cpu(), rtol=0, atol=1e-12) for name in one)
     assert [record.accuracy for record in runs[0].records] == [record.accuracy for record in runs[1].records]
 
 

@@ -44,6 +44,14 @@ def test_captured_steps_equal_serial_ones(name: str, lift: Any, dtype: torch.dty
     assert engine.graphs.possible or lift is lift_by_vmap
 
 
+def test_labels_out_of_range_do_not_stop_the_gpu() -> None:
+    x, y = torch.randn(12, 3), torch.tensor([2, 0, 1] * 4)
+    given = fk.Problem(model=nn.Linear(3, 2), loss=nn.functional.cross_entropy, clients=[(x, y)] * 2, test=(x, y))
+    with pytest.raises(fk.DataError, match="label 2"):
+        fk.run(fk.Experiment(problem=given, rounds=1), device="cuda")
+    assert torch.ones(2, device="cuda").sum() == 2
+
+
 @pytest.mark.parametrize("rule", [*ABLATIONS, fk.RateWithin(0.2)], ids=repr)
 def test_rules_of_ablations_are_compiled_and_captured(rule: fk.Rule) -> None:
     training = Training(seed=1, epochs=2, batch_size=3)
