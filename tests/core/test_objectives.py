@@ -17,8 +17,8 @@ import fedkeel as fk
 from fedkeel.core.objectives import OBJECTIVES, CodeBottleneck, Given, Objective
 from fedkeel.importing import Trust
 from fedkeel.methods import METHODS, build, composition
+from fedkeel.runs.claim import claim
 from fedkeel.runs.run_folder import RunFolder
-from fedkeel.runs.start import claim
 from problems import small_problem
 
 RECORDED = json.loads(Path(__file__).with_name("compositions.json").read_text(encoding="utf-8"))

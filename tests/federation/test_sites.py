@@ -33,7 +33,8 @@ from fedkeel.errors import RequestError
 from fedkeel.federation.apps import node_of, serve
 from fedkeel.federation.local_data import set_aside
 from fedkeel.problems.gradients import Workspace
-from fedkeel.problems.task import Task, average_scores
+from fedkeel.problems.predictions import average_scores
+from fedkeel.problems.task import Task
 from fedkeel.report.content import content
 from fedkeel.report.page import PARTS
 from fedkeel.report.sites import site_table, sites

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -83,3 +83,9 @@ def probabilities(output: Tensor, target: Tensor) -> Tensor:
     if (scores := class_scores(output, target)) is not None:
         return scores.to(torch.float64).softmax(-1)
     return output.to(torch.float64).reshape(len(output), -1).squeeze(-1).sigmoid()
+
+
+def average_scores(scores: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
+    """Means of scores from their sums and counts, added in order."""
+    names = scores[0] if scores else {}
+    return {name: divide(sum(s[name][0] for s in scores), sum(s[name][1] for s in scores)) for name in names}

@@ -19,7 +19,7 @@ from fedkeel.errors import DataError, ExperimentError
 from fedkeel.problems import module_state
 from fedkeel.problems.calling import as_given, call_mixed, call_network, find_classifier, note_inputs, read_features
 from fedkeel.problems.module_state import Place
-from fedkeel.problems.predictions import COUNTED, divide, measure_hits, weigh_means
+from fedkeel.problems.predictions import COUNTED, measure_hits, weigh_means
 from fedkeel.problems.problem import Problem, digest_tensors
 from fedkeel.problems.random_draws import augments_by_keys, draws_for_gradient, draws_when_trained
 from fedkeel.problems.separability import find_whole_metrics, loss_is_a_mean, loss_is_one_number
@@ -296,9 +296,3 @@ class Task:
                 if name == "accuracy":  # one of the problem's own, of all targets
                     measured.pop(COUNTED, None)
         return {name: value.to(torch.float64).mean() for name, value in measured.items()}
-
-
-def average_scores(scores: list[Scores]) -> dict[str, float]:
-    """Means of scores from their sums, added in order."""
-    names = scores[0] if scores else {}
-    return {name: divide(sum(s[name][0] for s in scores), sum(s[name][1] for s in scores)) for name in names}

@@ -22,7 +22,8 @@ from fedkeel.engines.engine import Engine, ScoreRequest, client_state, evaluate_
 from fedkeel.engines.scoring import Scorer
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.policy import Evaluation, summarise_clients
-from fedkeel.problems.task import CLIENT, Scores, Task, average_scores
+from fedkeel.problems.predictions import average_scores
+from fedkeel.problems.task import CLIENT, Scores, Task
 from fedkeel.problems.whole_metrics import WholeMetrics
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.record import RoundRecord, counted

@@ -8,21 +8,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from fedkeel.core.method import Method
-from fedkeel.core.schedules import KEYS, name_class_alone
 from fedkeel.engines.choose import Choice, ChosenEngine, check_name, choose_engine
 from fedkeel.engines.engine import Engine, StatesLost
 from fedkeel.engines.machine import PRECISIONS, check_workers, device_of, steady
 from fedkeel.engines.measure import Job, RemainingWork
 from fedkeel.engines.memory import explain_device_errors
-from fedkeel.errors import FolderError, RequestError, explain_typos
-from fedkeel.methods import composition
+from fedkeel.errors import RequestError, explain_typos
 from fedkeel.problems.metrics import Given as Metrics
 from fedkeel.problems.metrics import Metric, find_metrics, name_metrics
 from fedkeel.problems.problem import Problem
@@ -30,28 +27,22 @@ from fedkeel.problems.sound_data import check_data
 from fedkeel.problems.task import Task
 from fedkeel.problems.try_out import try_out
 from fedkeel.ranges import NonNegative
-from fedkeel.runs import checkpoint
 from fedkeel.runs.callbacks import Callback
+from fedkeel.runs.claim import claim, warn_of_changes
 from fedkeel.runs.environment import (
-    changed_functions,
     check_same_data,
     data_digest,
     describe_functions,
-    describe_leak,
     engines_before,
     environment,
-    leaks,
-    precision_before,
     undivided_data,
 )
-from fedkeel.runs.experiment import Experiment, write_value
+from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import CLIENTS, ENVIRONMENT, read_environment, rounds_in
 from fedkeel.runs.following import Given, find_callbacks, list_callbacks, warn_of_unmade
 from fedkeel.runs.loop import Loop, Progress, RunInProgress
 from fedkeel.runs.observers import Observer, as_list, find_observers
-from fedkeel.runs.own_code import edited
-from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import describe_kept_buffers, describe_task, method_of, problem_of, task_maker
 from fedkeel.runs.progress_line import follow
 from fedkeel.runs.run_folder import RunFolder
@@ -261,44 +252,3 @@ def start(
         return engine_for(loop.method.tuning, task, everyone, made.name).engine
 
     return prepared.start(made, choice, progress, tuner)
-
-
-def warn_of_changes(folder: Path, plan: Plan, dtype: torch.dtype) -> None:
-    """Warn where later rounds compute something else than earlier ones: the result is that of neither."""
-    before, now = precision_before(folder), str(dtype).removeprefix("torch.")
-    if before is not None and before != now:
-        log.warning("this run started in %s and goes on in %s", before, now)
-    for name in edited(folder, plan.parts):
-        log.warning("%s has been edited since this run started; its first rounds are of the old code", name)
-
-
-def claim(folder: RunFolder, experiment: Experiment) -> None:
-    """Take a folder for an experiment: an empty one, one that holds this experiment already, or one of which no round
-    was ever made."""
-    there = folder.read_experiment()
-    if there is not None:
-        data = experiment.save()
-        mine = {name: value for name, value in data.items() if name != "rounds"}
-        other = {name: value for name, value in there.items() if name != "rounds"}
-        if isinstance(there.get("method"), Mapping):
-            other["method"] = composition.rewrite(there["method"])
-        for key in KEYS:
-            if key in mine and other.get(key) == name_class_alone(other.get(key)):
-                mine[key] = name_class_alone(mine[key])
-        made, saved = rounds_in(folder.path), checkpoint.list_checkpoints(folder.checkpoints)
-        has_rounds = made.lines or made.problem or any(map(checkpoint.round_of, saved))
-        keys = sorted(k for k in {*mine, *other} if write_value(mine.get(k)) != write_value(other.get(k)))
-        keys = keys or changed_functions(folder.path, experiment.plan)
-        if keys and not has_rounds and read_environment(folder.path):
-            for path in saved:
-                checkpoint.remove(path)
-        elif keys:
-            raise FolderError(
-                f"{folder.path} holds another experiment (it differs in: {', '.join(keys)}).",
-                "choose another folder with --out, or `fedkeel resume` that one",
-            )
-        if has_rounds and leaks(folder.path, experiment.plan):
-            raise FolderError(
-                describe_leak(folder.path),
-                "choose another folder with --out, and compare no scores with this run's",
-            )

@@ -37,7 +37,8 @@ from fedkeel.errors import FedkeelError
 from fedkeel.methods import METHODS, build
 from fedkeel.models import build as build_model
 from fedkeel.problems.gradients import Workspace
-from fedkeel.problems.task import Task, average_scores
+from fedkeel.problems.predictions import average_scores
+from fedkeel.problems.task import Task
 from fedkeel.rules.sharing import ShareBuffers
 from fedkeel.runs.prepare import cross_entropy, head_of, repeated
 from problems import model_for, quick
