@@ -60,6 +60,7 @@ def test_a_method_says_what_it_is():
             assert "Here:" in about, name
 
 
+@pytest.mark.slow
 def test_plugins_fit_every_base_or_say_why_not():
     for name in (f"{plugin}+{base}" for plugin in PLUGINS for base in METHODS):
         method, hint = None, ""
@@ -146,6 +147,7 @@ REDUCTIONS = [
 ]
 
 
+@pytest.mark.slow
 @for_each(("name", "settings", "base", "base_settings"), REDUCTIONS)
 def test_neutral_values_give_the_base_method(name, settings, base, base_settings):
     check_neutral(build(name, settings), build(base, base_settings), str(settings))

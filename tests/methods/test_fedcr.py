@@ -162,6 +162,7 @@ def test_heads_can_be_tuned_at_the_end():
     assert not any(record.dropped for record in run.records)
 
 
+@pytest.mark.slow
 def test_it_learns_on_digits():
     small = build("mlp-cr", shape=(1, 8, 8), classes=10, seed=0, width=32, code=16, samples=4)
     exp = fk.Experiment(

@@ -340,6 +340,7 @@ class MoSwa(Swa):
         return mean(list(moves.values()))
 
 
+@pytest.mark.slow
 def test_fedswa() -> None:
     agree(build("fedswa", {"rho": Swa.rho}), Swa())
     agree(build("fedswa@released"), ReleasedSwa())

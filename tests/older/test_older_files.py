@@ -126,6 +126,7 @@ def test_fingerprints_are_those_of_then(file, changed):
     assert {name for name in then if then[name] != now[name]} == changed
 
 
+@pytest.mark.slow
 def test_an_old_ledger_is_read_and_drawn(older):
     entries = ledger.read(Path("ledger.jsonl"))
     assert [(entry.row, entry.measured) for entry in entries] == [

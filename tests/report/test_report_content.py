@@ -198,6 +198,7 @@ def test_nothing_in_a_run_can_end_the_pages_script(tmp_path, data_of, drawn_only
     assert data_of(text)["settings"][0]["groups"][0]["label"] == "fedavg"
 
 
+@pytest.mark.slow
 def test_the_page_asks_no_network_for_anything(real_run, monkeypatch):
     """Of charts that are made of the same parts, one is drawn."""
     known = set()

@@ -55,6 +55,7 @@ def margin(output, target):
     return output.gather(1, target[:, None])[:, 0] - output.mean(1)
 
 
+@pytest.mark.slow
 @for_each("second, before, metric", product((0, 1), (True, False), ({"margin": margin}, ["f1"])))
 def test_a_run_may_go_on_with_other_metrics(second, before, metric):
     """Clients that did not train since they were judged are judged again, where something else is measured now."""
@@ -124,6 +125,7 @@ def test_fine_tuning_moves_the_head_alone_and_is_judged():
     assert fk.run(experiment("fedavg", evaluation={"model": "global", "tune": True}), engine="serial").result["tuned"]
 
 
+@pytest.mark.slow
 @for_each("method", ["fedala", "feddyn", "fedfsa", "fedsmoo"])
 def test_those_who_never_took_part_are_tuned_beside_the_others(method):
     asked = experiment(method, evaluation={"model": "global", "tune": True}, rounds=1)

@@ -49,6 +49,7 @@ def test_a_command_goes_on_with_the_engine_of_the_runs_that_are_there(fickle, tm
     assert fickle == []
 
 
+@pytest.mark.slow
 def test_a_sweep_chooses_once(fickle, tmp_path):
     file = tmp_path / "sweep.toml"
     file.write_text(

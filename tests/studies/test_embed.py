@@ -48,6 +48,7 @@ def test_one_tensor_and_one_layer_are_taken(runs):
         assert known in error.value.hint
 
 
+@pytest.mark.slow
 def test_a_shared_plane_is_that_of_all_rows_by_scikit_learn(runs):
     extent = Extent(clients=3, samples=40)
     together = embed_together(runs, extent)

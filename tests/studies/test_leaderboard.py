@@ -32,6 +32,7 @@ def line(board, method, last, **changes):
     return Line("small", identity, method, 2, {"lr": 0.1}, 0.5, list(board.seeds), scores, **changes)
 
 
+@pytest.mark.slow
 def test_a_method_has_its_tries_its_fresh_seeds_and_its_line_once(fedkeel):
     Path("table.toml").write_text(tomli_w.dumps(BOARD))
     words = ["leaderboard", "table.toml", "--method", "fedavg,fedprox", "--engine", "serial", "--no-progress"]

@@ -144,6 +144,7 @@ none = []
 """
 
 
+@pytest.mark.slow
 def test_a_search_makes_its_runs_on_the_same_workers(at_once, tmp_path):
     (tmp_path / "search.toml").write_text(SEARCH)
     out = tmp_path / "out"

@@ -369,6 +369,7 @@ def test_another_search_needs_another_folder(fedkeel):
     assert fedkeel(*words).code == 1
 
 
+@pytest.mark.slow
 def test_tries_of_other_data_are_refused_and_of_an_edited_rule_are_told(fedkeel, monkeypatch, drawn_only):
     Path("search.toml").write_text(tomli_w.dumps(BASE | SMALL))
     words = ["search", "search.toml", "--engine", "serial", "--no-progress"]

@@ -333,6 +333,7 @@ def test_the_command_tells_what_is_unequal_and_leaves_tuned_rates_alone(tmp_path
     assert "differ in" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_tunes_and_compares(tmp_path, capsys):
     text = """
     dataset = "digits"

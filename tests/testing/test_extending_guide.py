@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 import fedkeel as fk
@@ -15,6 +16,7 @@ from fedkeel.testing.trial import Trial, difference
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "extending.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_guides_fednova_is_fednova(tmp_path, monkeypatch):
     code, check, *_ = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     (tmp_path / "nova.py").write_text(code)
@@ -28,6 +30,7 @@ def test_the_guides_fednova_is_fednova(tmp_path, monkeypatch):
     del sys.modules["nova"]
 
 
+@pytest.mark.slow
 def test_the_guides_fading_pull_lies_between_fedprox_and_fedavg(tmp_path, monkeypatch):
     (tmp_path / "fading.py").write_text(re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)[2])
     monkeypatch.syspath_prepend(tmp_path)

@@ -88,6 +88,7 @@ def test_hsu_divides_alpha_by_the_number_of_classes() -> None:
     assert abs(np.mean(hsu) - np.mean(fls)) < 0.05
 
 
+@pytest.mark.slow
 @for_each("form", get_args(Form))
 def test_a_large_alpha_is_iid_and_a_small_one_is_not(form: str) -> None:
     labels = CIFAR[:20_000]

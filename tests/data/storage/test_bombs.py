@@ -118,6 +118,7 @@ def test_an_archive_is_judged_by_what_it_states(tmp_path, kind, request):
     assert not (tmp_path / "root" / source.card.name).exists()
 
 
+@pytest.mark.slow
 def test_a_yahoo_archive_of_much_nothing_is_refused_before_it_is_gone_through(tmp_path):
     path = tar_of(tmp_path / "yahoo.tar.xz", {"train.csv": bytes(80 * MB)}, "w:xz")
     with pytest.raises(DataError, match=r"states 83\.9 MB"):
