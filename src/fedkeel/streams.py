@@ -56,14 +56,16 @@ class LastingStream(io.TextIOBase):
 
     def write(self, text: str) -> int:
         try:
-            self.stream.write(text)
+            if not getattr(self.stream, "closed", False):
+                self.stream.write(text)
         except OSError as error:
             self.give_up(error)
         return len(text)
 
     def flush(self) -> None:
         try:
-            self.stream.flush()
+            if not getattr(self.stream, "closed", False):  # Python 3.13 flushes what it collects
+                self.stream.flush()
         except OSError as error:
             self.give_up(error)
 

@@ -69,6 +69,12 @@ def test_bytes_and_state_are_those_of_the_papers(name, down, up, client, server)
     assert all(share == 1 for share in (*found.client.values(), *found.server.values()))
 
 
+def test_costs_are_counted_in_silence(monkeypatch, capsys):
+    monkeypatch.setattr("fedkeel.runs.progress_line.is_watched", lambda: True)
+    assert costs(build("fedavg")) is not None
+    assert capsys.readouterr() == ("", "")
+
+
 def test_passes_phase_by_phase():
     made = card("fedsam")
     assert made.passes == "2 per local step"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from fedkeel.cli.console import table
 from fedkeel.cli.progress import Bars, Display, Lines, describe_round, display, gpu_memory
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.record import RoundRecord
@@ -31,6 +32,28 @@ def follow(shown, labels):
             watcher.started(EXPERIMENT, 0, "serial")
             for number in (1, 2, 3):
                 watcher.round(record(number))
+
+
+@pytest.mark.parametrize("width", [100, 80, 60, 40, 24])
+def test_a_narrow_window_cuts_no_cell_of_a_table(width):
+    names, row = ["method!", "best>", "last>", "95 % interval>"], ["scaffold", "91.69 ± 0.61", "90.14", "-5.79 … +4.95"]
+    made = table([*names, "what it is"])
+    made.add_row(*row, "control variates of clients")
+    console = Console(file=io.StringIO(), width=width)
+    console.print(made)
+    shown = console.file.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    assert all(cell in shown for cell in (*row, "variates"))
+
+
+def test_a_cell_wider_than_the_window_is_broken_and_not_cut():
+    made = table(["method!", "digest>"])
+    made.add_row("fedavg", "0123456789" * 3)
+    console = Console(file=io.StringIO(), width=24)
+    console.print(made)
+    shown = console.file.getvalue()
+    assert sum(shown.count(digit) for digit in "0123456789") == 30
+    assert "…" not in shown
 
 
 def test_a_bar_per_run_with_its_last_round():

@@ -15,12 +15,32 @@ from small_runs import SMALL, environment
 
 import fedkeel as fk
 from fedkeel.__main__ import main
+from fedkeel.cli.console import Trimmed, tolerate
 from fedkeel.cli.main import call
 from fedkeel.cli.stopping import Stopped, stopping
 from fedkeel.papers import ledger
 from fedkeel.streams import LastingStream
 
 ROUNDS = ["--rounds", "2", "--method", "fedavg"]
+
+
+def test_a_stream_that_was_closed_takes_what_is_written_and_flushed():
+    closed = io.StringIO()
+    stream = LastingStream(closed)
+    closed.close()
+    assert stream.write("late") == 4
+    stream.flush()
+    Trimmed(closed).flush()
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_ascii_shows_a_question_mark_for_what_it_lacks(errors, monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "ascii", errors))
+    tolerate()
+    sys.stdout.write("λ \udcc3")
+    sys.stdout.flush()
+    assert raw.getvalue() == b"? ?"
 
 
 class Full:

@@ -55,6 +55,28 @@ def test_q_fedavg():
     near(fk.FairShares(1.0)(given, {}), [1 / 3, 2 / 3])
 
 
+def test_powers_of_losses_stay_in_the_range_of_numbers():
+    """Losses a F with updates √a as long have the weights of F; here a is 1e8, whose 15th power is no float."""
+    short, long = stacked([-0.1, 0], [0, -0.2]), stacked([-0.1 * 1e4, 0], [0, -0.2 * 1e4])
+    given = {"loss_before": torch.tensor([1.0, 2.0]), "lr": torch.tensor([0.1, 0.1]), "size": torch.ones(2)}
+    for scale, delta in ((1.0, short), (1e8, long)):
+        scaled = given | {"loss_before": scale * given["loss_before"], "delta": delta}
+        expected = fk.Fair(15.0)({n: v if isinstance(v, fk.Tree) else v.double() for n, v in scaled.items()}, {})
+        near(fk.Fair(15.0)(scaled, {}).double(), expected.tolist(), 1e-6)
+        near(expected, fk.Fair(15.0)({**given, "delta": short}, {}).double().tolist(), 1e-6)
+        near(fk.FairShares(15.0)(scaled, {}).double(), [1 / (1 + 2**15), 2**15 / (1 + 2**15)])
+    assert fk.Fair(5.0)(given | {"loss_before": torch.zeros(2), "delta": short}, {}).isfinite().all()
+
+
+@pytest.mark.parametrize("weights", [fk.ByLoss(), fk.ByOthersLoss(), fk.Fair(1.0), fk.FairShares(1.0)], ids=repr)
+def test_losses_below_zero_have_no_weight(weights):
+    given = reports(loss=[1.0, -0.5], loss_before=[1.0, -0.5], lr=[0.1, 0.1], size=[1.0, 1.0])
+    with pytest.raises(fk.RunError, match=r"one has -0\.5: a loss below 0 has no weight"):
+        weights(given | {"delta": stacked([-0.1, 0], [0, -0.2])}, {})
+    rounded = given | {"loss": torch.tensor([1.0, -1e-8]), "loss_before": torch.tensor([1.0, -1e-8])}
+    assert weights(rounded | {"delta": stacked([-0.1, 0], [0, -0.2])}, {}).isfinite().all()
+
+
 def test_feddisco():
     given = reports(size=[5.0, 3.0, 2.0], histogram=[[5.0, 5], [10, 0], [9, 1]])
     near(fk.ByDiscrepancy()(given, {}), [0.75, 0.091771, 0.158229])

@@ -1,6 +1,8 @@
 """The form of a run folder: older ones are read, newer ones are refused and left as they are."""
 
 import json
+import os
+import stat
 
 import pytest
 
@@ -52,3 +54,15 @@ def test_a_format_that_is_no_number_is_damage(folder, number):
     say(folder, format=number)
     with pytest.raises(FolderError, match=r"environment\.json is damaged: format"):
         fk.load_run(folder)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no umask")
+def test_files_may_be_read_by_those_whom_the_umask_allows(tmp_path):
+    before = os.umask(0o027)
+    try:
+        fk.run(fk.Experiment(dataset="digits", model="logistic", rounds=1, epochs=1), out=tmp_path / "run")
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert {name for name, mode in modes.items() if mode & 0o777 != 0o640} <= {"run.lock"}
+    assert any(name.endswith(".safetensors") for name in modes)

@@ -104,6 +104,21 @@ def test_the_least_loss_is_the_best(report, expected):
 
 
 # ---- read again ----------------------------------------------------------------------------------------------------
+def test_personal_models_that_nobody_judges_are_told(caplog):
+    for method, told in (("fedper", 1), ("ditto", 1), ("fedavg-ft", 1), ("fedavg", 0)):
+        caplog.clear()
+        fk.run(experiment(method, rounds=1, evaluation=None))
+        assert caplog.text.count("evaluation.model=local judges the clients'") == told, method
+        caplog.clear()
+        fk.run(experiment(method, rounds=1))
+        assert "evaluation.model" not in caplog.text
+
+
+def test_clients_that_send_nothing_are_told(caplog):
+    fk.run(fk.Experiment(dataset="digits", model="logistic", method="fedper", rounds=1, evaluation={"model": "local"}))
+    assert "every layer of this model is private" in caplog.text
+
+
 def test_what_was_reported_is_read_again(tmp_path):
     made = fk.run(experiment(evaluation={"tune": True, "report": "last"}), out=tmp_path, engine="serial")
     assert fk.load_run(tmp_path).result == made.result

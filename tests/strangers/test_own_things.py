@@ -30,8 +30,7 @@ def test_own_tables_with_auc_and_early_stopping(folder, capsys):
 
 def test_tables_as_they_come_are_refused_by_column(folder):
     """What stopped a stranger: words, then columns that differ, then empty cells; each line names the column."""
-    import pandas
-
+    pandas = pytest.importorskip("pandas")
     set_out(1)
     follow(["python", "write_tables.py"])
     common = dict(model=torch.nn.Linear(4, 2), loss=torch.nn.functional.cross_entropy, label="ill")

@@ -257,7 +257,7 @@ def costs(method: Method) -> Costs | None:
             problem=sample_problem(method), method=method, rounds=2, participation=1.0, epochs=1, batch_size=4, lr=0.01
         )
         with quietly():
-            last = run(experiment, engine="serial", device="cpu").records[-1]
+            last = run(experiment, engine="serial", device="cpu", progress=False).records[-1]
         task = task_maker(experiment.plan, torch.device("cpu"), torch.float32)(problem_of(experiment.plan))
         whole = method_of(experiment.plan, task)
     except FedkeelError:

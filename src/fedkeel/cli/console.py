@@ -7,9 +7,12 @@ import json
 import re
 import sys
 from collections.abc import Iterable
+from copy import copy
+from dataclasses import replace
 from typing import Any, TextIO, cast
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
@@ -17,6 +20,8 @@ from rich.text import Text
 
 from fedkeel.text import make_printable
 
+GAP = 2  # blanks between columns
+LEAST = 16  # columns of text that may be broken
 WIDE = 200  # columns where nobody looks through a window: a file or a pipe
 
 
@@ -36,13 +41,14 @@ class Trimmed(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        self.stream.flush()
+        if not self.stream.closed:  # Python 3.13 flushes what it collects
+            self.stream.flush()
 
 
 def tolerate() -> None:
     """A stream that cannot write a character, such as ± in ASCII, writes a question mark instead."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="replace")
 
 
@@ -102,9 +108,47 @@ def complain(message: str, hint: str | None = None) -> None:
         say(console, "hint", "bold cyan", hint)
 
 
+class WholeTable(Table):
+    """A table that loses nothing where the window is narrow: columns that do not fit follow below, after the first."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Any]:
+        groups = self.group_columns(options.max_width)
+        for place, group in enumerate(groups):
+            part = copy(self)
+            part.columns = [replace(self.columns[n], _index=k, **self.fold(n, options)) for k, n in enumerate(group)]
+            part.title = self.title if place == 0 else None
+            yield from Table.__rich_console__(part, console, options)
+            if place < len(groups) - 1:
+                yield Segment.line()
+
+    def group_columns(self, width: int) -> list[list[int]]:
+        """The columns by number, as many side by side as fit; the first one begins every group."""
+        first = self.least_width(0)
+        groups, used = [[0]], first
+        for number in range(1, len(self.columns)):
+            least = self.least_width(number) + GAP
+            if used + least > width and len(groups[-1]) > 1:
+                groups.append([0])
+                used = first
+            groups[-1].append(number)
+            used += least
+        return groups
+
+    def least_width(self, number: int) -> int:
+        column = self.columns[number]
+        longest = max(cell_len(line) for cell in (column.header, *column.cells) for line in str(cell).split("\n"))
+        return longest if column.no_wrap else min(longest, LEAST)
+
+    def fold(self, number: int, options: ConsoleOptions) -> dict[str, Any]:
+        """What a column needs that is too wide even beside the first one: it is broken, and not cut."""
+        others = self.least_width(0) + GAP if number else LEAST
+        broken = self.least_width(number) + others > options.max_width
+        return {"no_wrap": False, "overflow": "fold"} if broken else {}
+
+
 def table(columns: Iterable[str], title: str | None = None) -> Table:
     """An empty table; a column whose name ends in `>` holds numbers, one that ends in `!` is never broken."""
-    made = Table(
+    made = WholeTable(
         box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, show_edge=False
     )
     made.padding, made.collapse_padding = (0, 1), True

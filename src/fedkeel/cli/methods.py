@@ -150,8 +150,9 @@ def show_card(card: MethodCard, console: Console) -> None:
         console.print(Padding(f"{authors(key)}: {title(key)}" if known else key, (0, 0, 0, 2)))
     first = next((p for p in card.hyperparameters if isinstance(p.default, int | float)), None)
     example = "" if first is None else f" --set method.{first.name}={first.default}"
+    judged = " --set evaluation.model=local" if card.method.is_personal else ""
     cite = f"BibTeX: fedkeel cite {card.name} · " if card.method.papers else ""
-    console.print(Text(f"\n{cite}try it: fedkeel run --method {card.name}{example}", "dim"))
+    console.print(Text(f"\n{cite}try it: fedkeel run --method {card.name}{example}{judged}", "dim"))
 
 
 def show_rule(rule: Rule) -> Group:

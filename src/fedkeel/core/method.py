@@ -140,6 +140,11 @@ class Method:
         return frozenset(one for one in taken if one is not None)
 
     @property
+    def is_personal(self) -> bool:
+        """Whether clients end with models of their own, which the server's is not."""
+        return bool(self.personal) or self.final is not None or not self.phases[-1].uploads
+
+    @property
     def deploys_another(self) -> bool:
         """Whether another model is evaluated and exported than the one that is trained."""
         return any("deploy" in rule.stages for rule in self.rules)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import stat
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -38,17 +40,22 @@ def write_atomically(path: Path, fill: Callable[[Path], Any], *, synced: bool = 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.unlink(missing_ok=True)  # it may be a link, which would be written through
+        temporary.touch(exist_ok=False)
+        mode = stat.S_IMODE(temporary.stat().st_mode)  # others may read as the umask has it; safetensors allows nobody
         fill(temporary)
+        if stat.S_IMODE(temporary.stat().st_mode) != mode:
+            temporary.chmod(mode)
         if synced:
             sync(temporary)
         os.replace(temporary, path)
         if synced:
             sync(path.parent)
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise RunError(
             f"cannot write {path}: {in_one_line(error).rstrip('.')}",
-            "free some space or choose another folder, then `fedkeel resume`",
+            "free some space, or choose another place; an unfinished run goes on with `fedkeel resume`",
         ) from error
 
 

@@ -18,7 +18,8 @@ class HeavyBall(Rule, stackable=True):
     """Go on as the model went in the last τ rounds: g + β / (η K_i) m, m = (w_(t−τ) − w_t) / τ.
 
     beta = 0 is FedAvg. Before τ rounds have passed there is no momentum. tau = 1 is FedCM at α times its rate, with
-    β = 1 − α. The server keeps τ models.  (GHBM, Zaccone et al. 2025)
+    β = 1 − α, where clients weigh the same and take as many steps, at a constant rate, unclipped. The server keeps τ
+    models.  (GHBM, Zaccone et al. 2025)
     """
 
     beta: NonNegative = 0.9

@@ -20,7 +20,10 @@ __all__ = ["AdaptiveRadius", "MeasureAlignment", "MeasureLoss", "MeasureNorm", "
 
 @dataclass(frozen=True)
 class MeasureLoss(Rule, stackable=True):
-    """Report the mean loss of this phase: in a phase that trains nothing, of the model as received."""
+    """Report the mean loss of this phase: in a phase that trains nothing, of the model as received.
+
+    It is that of training: batch norms take the batch's statistics, and dropout drops.
+    """
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         return report | {"loss_before": at.loss}, client

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.rule import State, Weighting, require
+from fedkeel.errors import RunError
 from fedkeel.ranges import AnyFinite, NonNegative, ShareBelowOne
 
 __all__ = ["AmongAll", "ByDiscrepancy", "ByEffort", "ByLoss", "ByOthersLoss", "BySize", "Fair", "FairShares", "Uniform"]
 
 SMALL = 1e-10
+ROUNDING = 1e-3  # of a loss that is a mean of logarithms, in bfloat16
 
 Metric = Literal["kl", "l1", "l2", "cosine"]
 
@@ -51,12 +53,23 @@ def to_shares(raw: Tensor, otherwise: Tensor) -> Tensor:
     return torch.where(total > 0, raw / total.clamp(min=torch.finfo(raw.dtype).tiny), otherwise)
 
 
+def losses_of(reports: State, name: str = "loss") -> Tensor:
+    """The clients' losses, which are to be at least 0; what rounding puts below is 0."""
+    loss: Tensor = reports[name]
+    if bool((loss < -ROUNDING).any()):
+        raise RunError(
+            f"clients are weighted by their losses, and one has {float(loss.min()):.3g}: a loss below 0 has no weight.",
+            "add a constant to the loss, or choose a method that does not weigh by losses",
+        )
+    return loss.clamp(min=0)
+
+
 @dataclass(frozen=True)
 class ByLoss(Weighting):
     """More for clients that fit their data well: p_i ∝ 1 / L_i, L_i the mean training loss of the round. (FedLW)"""
 
     def __call__(self, reports: State, server: State) -> Tensor:
-        weights: Tensor = 1 / (reports["loss"].clamp(min=0) + 1e-8)
+        weights: Tensor = 1 / (losses_of(reports) + 1e-8)
         return weights / weights.sum()
 
 
@@ -68,7 +81,7 @@ class ByOthersLoss(Weighting):
     """
 
     def __call__(self, reports: State, server: State) -> Tensor:
-        loss, even = reports["loss"].clamp(min=0), Uniform()(reports, server)
+        loss, even = losses_of(reports), Uniform()(reports, server)
         return to_shares(1 - loss / loss.sum().clamp(min=1e-30), even) if len(loss) > 1 else even
 
 
@@ -83,10 +96,12 @@ class Fair(Weighting):
     q: NonNegative
 
     def __call__(self, reports: State, server: State) -> Tensor:
-        loss: Tensor = reports["loss_before"].clamp(min=0) + SMALL
+        loss: Tensor = losses_of(reports, "loss_before") + SMALL
         lr: Tensor = reports["lr"]
         length = (reports["delta"].norm() / lr).square()
-        curvature = self.q * loss ** (self.q - 1) * length + loss**self.q / lr
+        largest = loss.max()
+        loss = loss / largest  # the same weights, and no power of a loss leaves the range of numbers
+        curvature = self.q * loss ** (self.q - 1) * length / largest + loss**self.q / lr
         return loss**self.q / lr / curvature.sum()
 
 
@@ -100,7 +115,8 @@ class FairShares(Weighting):
     q: NonNegative
 
     def __call__(self, reports: State, server: State) -> Tensor:
-        return to_shares(reports["size"] * (reports["loss_before"].clamp(min=0) + SMALL) ** self.q, by_size(reports))
+        loss: Tensor = losses_of(reports, "loss_before") + SMALL
+        return to_shares(reports["size"] * (loss / loss.max()) ** self.q, by_size(reports))
 
 
 def by_size(reports: State) -> Tensor:

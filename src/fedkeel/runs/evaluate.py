@@ -207,8 +207,6 @@ class Judge:
         """Return the number that the evaluation policy reports, after the final phase where the method has one."""
         policy = self.plan.evaluation
         if policy is None:
-            if self.method.final is not None:
-                log.warning("%s ends in personal models, which only an evaluation policy judges", self.method.name)
             return {}
         data: dict[str, Any] = {}
         if self.method.final is not None and tuner is not None:

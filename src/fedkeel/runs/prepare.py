@@ -40,8 +40,9 @@ from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import CHUNK, Task
 from fedkeel.randomness import key
 from fedkeel.rules import ClipHere, ClipNorm, DecayHere, KeepModel, WeightDecay
+from fedkeel.rules.layers import matcher
 from fedkeel.rules.rates import FollowSchedule
-from fedkeel.rules.sharing import ShareBuffers, confine
+from fedkeel.rules.sharing import ShareBuffers, confine, private
 from fedkeel.runs.experiment import from_python, lost
 from fedkeel.runs.plan import Plan
 
@@ -151,6 +152,24 @@ def describe_kept_buffers(plan: Plan, task: Task) -> str | None:
         return None
     told = 'buffers = "keep": the server scores its model with the buffers that the run began with, which says little'
     return told + ("" if plan.evaluation else '; evaluation = {"model": "global"} takes those of each client')
+
+
+def describe_unjudged(plan: Plan) -> str | None:
+    """Say that clients' own models are judged by no number; None where a policy judges them, or there are none."""
+    if plan.evaluation is not None or not plan.method.is_personal:
+        return None
+    return (
+        f"{plan.method.name} trains a model for each client, and accuracy is that of the server's: "
+        "evaluation.model=local judges the clients'"
+    )
+
+
+def describe_unsent(method: Method, task: Task) -> str | None:
+    """Say that clients send nothing, because every layer is private; None where some are not."""
+    patterns = private(method)
+    if not patterns or not all(map(matcher(patterns), task.initial)):
+        return None
+    return f"{method.name}: every layer of this model is private, so clients train alone and send nothing"
 
 
 def start_weights(path: Path) -> dict[str, Tensor]:

@@ -54,7 +54,9 @@ class RunFolder:
     # ---- opening -------------------------------------------------------------------------------------------------
     def open(self) -> None:
         """Create the folder if need be, and hold it until `close` (or the end of the process, however it comes)."""
-        with explain_os_errors(f"cannot write into {self.path}", "choose another folder with --out"):
+        with explain_os_errors(
+            f"cannot write into {self.path}", "let it be written, or choose another folder: --out of `fedkeel run`"
+        ):
             self.path.mkdir(parents=True, exist_ok=True)
             if not (self.path / EXPERIMENT).exists() and any(map(is_foreign, self.path.iterdir())):
                 raise FolderError(

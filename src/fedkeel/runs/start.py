@@ -43,7 +43,15 @@ from fedkeel.runs.folder import CLIENTS, ENVIRONMENT, read_environment, rounds_i
 from fedkeel.runs.following import Given, find_callbacks, list_callbacks, warn_of_unmade
 from fedkeel.runs.loop import Loop, Progress, RunInProgress
 from fedkeel.runs.observers import Observer, as_list, find_observers
-from fedkeel.runs.prepare import describe_kept_buffers, describe_task, method_of, problem_of, task_maker
+from fedkeel.runs.prepare import (
+    describe_kept_buffers,
+    describe_task,
+    describe_unjudged,
+    describe_unsent,
+    method_of,
+    problem_of,
+    task_maker,
+)
 from fedkeel.runs.progress_line import follow
 from fedkeel.runs.run_folder import RunFolder
 from fedkeel.typed_values import read_values, types_of
@@ -206,9 +214,10 @@ def prepare(
     try_out(task)
     check_data(task)
     log.info("%s", describe_task(task))
-    if told := describe_kept_buffers(plan, task):
-        log.warning("%s", told)
     method = method_of(plan, task)
+    notes = describe_kept_buffers(plan, task), describe_unjudged(plan), describe_unsent(method, task)
+    for told in filter(None, notes):
+        log.warning("%s", told)
     followers = find_observers(on.track), on.callbacks
     loop = Loop(experiment, task, method, folder, on.keep_params, on.checkpoint_seconds, *followers)
     closing.callback(loop.store.close)

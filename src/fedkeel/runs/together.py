@@ -31,8 +31,14 @@ FREE = ("seed", "partition", "partition_seed", "lr", "lr_decay", "participation"
 
 def alike(one: Experiment, other: Experiment) -> bool:
     """Whether two experiments may share a stack: they differ in nothing that decides about a step but data and rate."""
+    return not list_differences(one, other)
+
+
+def list_differences(one: Experiment, other: Experiment) -> list[str]:
+    """Name what two experiments differ in, and may not where they share a stack."""
     first, second = (experiment.save() | dict.fromkeys(FREE) for experiment in (one, other))
-    return first == second and one.problem is other.problem
+    found = sorted(key for key in {*first, *second} if first.get(key) != second.get(key))
+    return found if one.problem is other.problem else [*found, "problem (give both the same object)"]
 
 
 @explain_typos("fk.run_together")
@@ -57,8 +63,11 @@ def run_together(
     for one in experiments:
         require_experiment(one)
     for other in experiments[1:]:
-        if not alike(experiments[0], other):
-            raise RequestError("these experiments cannot share a stack.", f"they may differ in: {', '.join(FREE)}")
+        if differences := list_differences(experiments[0], other):
+            raise RequestError(
+                f"these experiments cannot share a stack: they differ in {', '.join(differences)}.",
+                f"they may differ in: {', '.join(FREE)}; schedules and averages of the last rounds have one length",
+            )
     if out is not None and len(out) != len(experiments):
         raise RequestError(f"{len(out)} folders were given for {len(experiments)} experiments.", "out=[one for each]")
     nothing = [None] * len(experiments)

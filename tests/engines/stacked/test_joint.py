@@ -136,6 +136,12 @@ def test_one_that_is_behind_catches_up(tmp_path: Path) -> None:
     assert all(one["this_session"]["training"] > 0 for one in told)  # the engine's time is shared out
 
 
+def test_what_cannot_share_a_stack_says_what_differs() -> None:
+    for changes, told in (({"clip": 3.0}, "clip"), ({"schedule": "cosine"}, "schedule")):
+        with pytest.raises(fk.RequestError, match=f"they differ in {told}"):
+            fk.run_together([experiment(0), experiment(1, **changes)])
+
+
 def test_a_run_alone_knows_that_its_seconds_are_its_own(tmp_path: Path) -> None:
     fk.run(experiment(0), out=tmp_path, engine="stacked", device="cpu")  # others may use a GPU
     assert json.loads((tmp_path / "timing.json").read_text())["shared"] is False
