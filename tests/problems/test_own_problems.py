@@ -13,6 +13,7 @@ from for_each import for_each
 from torch import nn
 
 import fedkeel as fk
+from fedkeel.data.clients import ClientData
 from fedkeel.errors import ExperimentError, MethodError, RunError
 from fedkeel.problems.task import Task
 from problems import small_problem
@@ -499,3 +500,18 @@ def test_what_an_extended_run_reports_is_what_the_whole_one_does(tmp_path, repor
     assert found.result["reported"] == fk.run(whole, engine="serial").result["reported"]
     found.records[3] = replace(found.records[3], accuracy=2.0)  # scored because the run ended there
     assert found.rounds_to(1.5) is None
+
+
+class Arrays(ClientData):
+    """Data of one's own that forgets to make tensors."""
+
+    sizes = np.array([8, 8])
+
+    def rows(self, client, rows):
+        return np.ones((len(rows), 3), np.float32), np.zeros(len(rows), np.int64)
+
+
+def test_rows_that_are_no_tensors_are_told_in_a_line():
+    problem = fk.Problem(model=nn.Linear(3, 2), loss=nn.functional.cross_entropy, clients=Arrays())
+    with pytest.raises(fk.DataError, match="the rows of Arrays have to be tensors, not ndarray"):
+        fk.run(fk.Experiment(problem=problem, rounds=1, participation=1.0))

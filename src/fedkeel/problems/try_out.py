@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 
 from fedkeel.data.clients import Sample, in_memory
-from fedkeel.errors import FedkeelError, ModelError
+from fedkeel.errors import DataError, FedkeelError, ModelError
 from fedkeel.problems.gradients import REENTRANT
 from fedkeel.problems.module_state import clone_tensors, copy_trained
 from fedkeel.problems.network_calls import check_calls
@@ -186,6 +186,10 @@ def list_forms(task: Task) -> Iterator[tuple[str, Sample]]:
     for whose, data, client in parts:
         if data.sizes[client]:  # that no client has data is refused elsewhere
             sample = data.rows(client, first)
+            if others := [type(part).__name__ for part in sample if not isinstance(part, Tensor)]:
+                raise DataError(
+                    f"the rows of {type(data).__name__} have to be tensors, not {others[0]}.", "torch.as_tensor(part)"
+                )
             form = tuple((part.shape[1:], part.dtype) for part in sample)
             if form not in seen:
                 seen.add(form)
