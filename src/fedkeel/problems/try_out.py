@@ -186,9 +186,9 @@ def list_forms(task: Task) -> Iterator[tuple[str, Sample]]:
     for whose, data, client in parts:
         if data.sizes[client]:  # that no client has data is refused elsewhere
             sample = data.rows(client, first)
-            if others := [type(part).__name__ for part in sample if not isinstance(part, Tensor)]:
+            if wrong := [type(part).__name__ for part in sample if not isinstance(part, Tensor)]:
                 raise DataError(
-                    f"the rows of {type(data).__name__} have to be tensors, not {others[0]}.", "torch.as_tensor(part)"
+                    f"the rows of {type(data).__name__} have to be tensors, not {wrong[0]}.", "torch.as_tensor(part)"
                 )
             form = tuple((part.shape[1:], part.dtype) for part in sample)
             if form not in seen:
