@@ -56,6 +56,17 @@ def test_a_cell_wider_than_the_window_is_broken_and_not_cut():
     assert "…" not in shown
 
 
+@pytest.mark.parametrize("width", [100, 80, 60, 40])
+def test_a_narrow_window_keeps_the_name_and_the_round(width):
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=25, no_color=True)
+    follow(Bars(console, 12), ["fedavg seed 0", "fedavg seed 1"])
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    assert "fedavg seed 1" in shown
+    assert "3/3" in shown.rpartition("fedavg seed 1")[2]
+    assert ("drift" in shown, "accuracy" in shown) == (width > 76, width > 40)
+
+
 def test_a_bar_per_run_with_its_last_round():
     console = terminal()
     follow(Bars(console, 6), ["fedavg", "fedsam"])

@@ -340,3 +340,17 @@ def test_loading_a_composition_imports_nothing_by_itself(hostile):
     assert not hostile.marker.exists()
     composition.load(data, Trust.FILE)
     assert hostile.marker.exists()
+
+
+def test_a_network_of_ours_on_a_split_of_ones_own_is_given_with_trust(tmp_path, monkeypatch):
+    (tmp_path / "thirds.py").write_text(
+        "import numpy as np\n\n\nclass Thirds:\n    repeats = False\n\n"
+        "    def divide(self, labels, key, *, groups=None):\n        return np.array_split(np.arange(len(labels)), 3)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    given = dict(dataset="digits", model="logistic", partition="thirds:Thirds", rounds=1, epochs=1)
+    made = fk.run(fk.Experiment(**given), out="run", engine="serial")
+    with pytest.raises(UntrustedError, match="the partition 'thirds:Thirds'"):
+        fk.load_run("run").model()
+    assert fk.load_run("run").model(trust=True).state_dict().keys() == made.params.keys()

@@ -132,7 +132,7 @@ def test_seconds_of_several_engines_are_not_averaged_and_the_page_says_so(tmp_pa
     assert spent_by(group, "bytes", [4]) == pytest.approx([6000.0])
     text = page(made)
     assert 'data-value="5">5.0 s</td>' in text
-    assert "Times are of different machines: serial; stacked; none are averaged across" in text
+    assert "Times are of different machines or engines: serial; stacked; none are averaged across" in text
     assert data_of(text)["settings"][0]["groups"][0]["seconds"][-1] == 5
 
 

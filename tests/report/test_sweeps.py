@@ -1,9 +1,10 @@
 """Runs that differ in one number are found, named and drawn."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 from fedkeel.report.series import Spread
-from fedkeel.report.sweeps import Trial, find_sweeps, simplify, sweep_charts, trials_of_ledger
+from fedkeel.report.sweeps import Trial, find_sweeps, on_shared_seeds, simplify, sweep_charts, trials_of_ledger
 
 
 def trial(method, mean=50.0, **settings):
@@ -63,7 +64,8 @@ def test_runs_of_a_ledger_are_compared_as_far_as_they_came_and_as_they_are_judge
 
     trials = trials_of_ledger([entry(0.1, 0, 5), entry(0.1, 1, 5), entry(0.2, 0, 5), entry(0.3, 0, 2)])
     assert [t.result.mean for t in trials] == [50.5, 50.0, 50.0]
-    assert shape(find_sweeps(trials)) == [("lr", {"fedavg": [50.5, 50.0]})]  # the third stopped earlier
+    # the third stopped earlier; on the seed that the others share
+    assert shape(find_sweeps(trials)) == [("lr", {"fedavg": [50.0, 50.0]})]
     assert trials_of_ledger([entry(0.1, 0, 5, superseded="a fault")]) == []
 
 
@@ -74,3 +76,11 @@ def test_charts_say_what_they_show():
     assert results.figure.axes[0].get_xlabel().startswith("Dirichlet's α")
     assert results.figure.axes[0].get_ylabel() == "best test accuracy (%)"
     assert [line.get_label() for line in overlaid.figure.axes[0].lines] == ["fedavg, alpha 0.1", "fedavg, alpha 1"]
+
+
+def test_runs_of_other_seeds_are_not_compared():
+    def made(lr, seeds):
+        return replace(trial("fedavg", lr=lr), seeds=frozenset(seeds), on_seeds=lambda kept: made(lr, kept))
+
+    found = on_shared_seeds([made(0.1, {0, 1}), made(0.2, {0}), made(0.3, {0, 1}), made(0.4, {7})])
+    assert [(one.settings["lr"], set(one.seeds)) for one in found] == [(0.1, {0}), (0.2, {0}), (0.3, {0})]

@@ -102,14 +102,17 @@ def test_up_to_its_start_the_plain_model_is_deployed_bit_for_bit():
 
 
 def test_cycles_of_the_rate_end_where_models_are_taken():
-    """Warm-up 1, cycles of 2 rounds: they end after rounds 3, 5, 7, 9; from the share 0.4 of 10 rounds on: 7 and 9."""
+    """Warm-up 1, cycles of 2 rounds: they end after rounds 3, 5, 7, 9; after the share 0.4 of 10 rounds: 5, 7 and 9."""
     rule = fk.ModelSwa(begin=0.4, cycle=2)
-    assert rule.fit_run(10, fk.CyclicRate(cycle=2, warmup=1)).after == 5
+    fitted = rule.fit_run(10, fk.CyclicRate(cycle=2, warmup=1))
+    assert fitted.after == 3
+    assert fitted.fit_run(10, fk.CyclicRate(cycle=2, warmup=1)) == fitted
+    assert fk.ModelSwa(begin=0.0, cycle=2).fit_run(10, fk.CyclicRate(cycle=2, warmup=1)).after == 1
     assert rule.fit_run(10, None).after == 4
     schedule = {"name": "cyclic", "cycle": 2, "warmup": 1, "end": 0.1}
     run = train({"name": "swa+fedavg", "start": 0.4, "cycle": 2}, rounds=10, schedule=schedule, dtype=torch.float64)
     models = models_of(run)
-    torch.testing.assert_close(flat(run.params), (models[6] + models[8]) / 2, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(flat(run.params), (models[4] + models[6] + models[8]) / 3, rtol=1e-12, atol=1e-14)
 
 
 def test_a_share_of_one_gives_the_new_models_bits():

@@ -235,7 +235,9 @@ def test_runs_given_twice_and_seconds_of_other_machines_are_told(folders, tmp_pa
     assert call(["compare", str(folders), str(folders / "fedavg"), str(again)]) == 0
     told = capsys.readouterr().err
     assert "1 run is of an experiment and seed given later, and left out" in told  # a folder named twice is one
-    assert re.search("seconds are of different machines: cpu serial float32.*; cpu stacked float32.*; none are", told)
+    assert re.search(
+        "seconds are of different machines or engines: cpu serial float32.*; cpu stacked float32.*; none are", told
+    )
     assert machines(group_runs([made("fedavg", 0, [0.5])])) == []  # in memory alone
 
 
@@ -396,3 +398,33 @@ def test_seeds_of_code_that_was_edited_between_them_are_told(fedkeel, caplog):
     left = fedkeel("compare", old, new).err
     assert "left out" in left
     assert f"{told}{old.resolve()} seed 0; {new.resolve()} seed 0" in left
+
+
+def test_policies_that_differ_are_told_apart_and_named_by_what_is_unusual():
+    def run(**changes):
+        given = dict(dataset="digits", model="logistic", rounds=1, epochs=1, partition="dirichlet:alpha=0.3,clients=4")
+        return fk.run(fk.Experiment(**given | changes))
+
+    groups = group_runs([run(), run(evaluation={"model": "local"}), run(evaluation={"model": "global", "share": 0.4})])
+    labels = [group.label for group in groups]
+    assert labels[0] == "fedavg (the server's model)"
+    assert "model=local" in labels[1]
+    assert "share=0.4" in labels[2]
+    assert not any("batch=128" in label for label in labels)
+    assert [line.split(": ")[0] for line in judged_as(groups)] == labels
+
+
+def test_what_was_tuned_in_a_table_of_settings_is_no_difference():
+    groups = group_runs(
+        [
+            fk.run(
+                fk.Experiment(dataset="digits", model="logistic", rounds=3, epochs=1, method=name, schedule=schedule)
+            )
+            for name, schedule in (
+                ("fedavg", {"name": "cosine", "warmup": 1}),
+                ("fedprox", {"name": "cosine", "warmup": 0}),
+            )
+        ]
+    )
+    assert unfair(groups) == ["schedule"]
+    assert unfair(groups, {"schedule.warmup"}) == []

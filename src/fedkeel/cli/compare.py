@@ -126,7 +126,7 @@ def show(
     for told in (*edited_between(groups), *unfinished(groups)):
         note(told)
     if len(places := machines(groups)) > 1:
-        note(f"seconds are of different machines: {'; '.join(places)}; {NOT_AVERAGED}")
+        note(f"seconds are of different machines or engines: {'; '.join(places)}; {NOT_AVERAGED}")
     made = Comparison.of(groups, baseline, target, number)
     base = made.baseline
     for group in groups:

@@ -155,6 +155,7 @@ def table(columns: Iterable[str], title: str | None = None) -> Table:
     for name in columns:
         right, whole = name.endswith(">"), name.endswith((">", "!"))
         made.add_column(name.rstrip(">!"), justify="right" if right else "left", no_wrap=whole, header_style="bold")
+        made.columns[-1].overflow = "fold"
     return made
 
 
@@ -162,7 +163,7 @@ def facts(pairs: Iterable[tuple[str, str]]) -> Table:
     """Names and values below each other."""
     made = Table.grid(padding=(0, 2))
     made.add_column(style="bold", no_wrap=True)
-    made.add_column()
+    made.add_column(overflow="fold")
     for name, value in pairs:
         made.add_row(name, value)
     return made

@@ -113,7 +113,7 @@ def show_card(card: DatasetCard, console: Console) -> None:
         "home": f"{card.home} on the Hugging Face hub" if isinstance(card.home, Hub) else str(card.home),
         "licence": card.licence,
         "here": here,
-        "pixels": f"divided by 255, less {join(card.mean)}, divided by {join(card.std)}" if card.mean else "",
+        "pixels": f"scaled to 0 … 1, less {join(card.mean)}, divided by {join(card.std)}" if card.mean else "",
         "tokens": f"{count(card.vocabulary)} different ones" if card.vocabulary else "",
         "checksums": "\n".join(f"{digest}  {file}" for file, digest in card.checksums.items()) or "none published",
         "notes": card.notes,

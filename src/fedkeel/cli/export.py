@@ -43,7 +43,7 @@ def model(
     given from Python.
 
     A .onnx file holds the whole network, for any number of samples; its inputs are as the experiment prepares them. It
-    needs the extra `fedkeel[onnx]`, and for a problem of your own also --problem.
+    needs the extra `fedkeel\\[onnx]`, and for a problem of your own also --problem.
     """
     from safetensors.torch import save_file
 
@@ -60,7 +60,7 @@ def model(
         from fedkeel.studies.onnx_file import write_onnx
 
         own = None if problem is None else find_problem(problem)
-        names = write_onnx(load_run(run, problem=own).at(which), file, trust=trust)
+        names = write_onnx(load_run(run, problem=own, trust=trust).at(which), file, trust=trust)
         stderr().print(f"a network of {', '.join(names)} and any number of samples, {byte_size(file.stat().st_size)}:")
         typer.echo(file)
         return

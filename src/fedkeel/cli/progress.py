@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from fedkeel.cli.console import measured, stderr
 from fedkeel.cli.telling import LOG, show_log
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from fedkeel.runs.finished_run import Run
     from fedkeel.runs.loop import Progress as Watcher
     from fedkeel.runs.record import RoundRecord
+
+
+ROOM = {"accuracy": 28, "time": 36, "told": 64, "bar": 76}
+"""Columns of a window, beside the name, from which on a part of a line is shown."""
 
 
 def gpu_memory() -> tuple[int, int] | None:
@@ -103,11 +109,7 @@ class Bars(Display):
         super().__init__(console, width)
         self.room = max(1, console.height - 4)
         self.bars = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=None, complete_style="cyan", finished_style="green"),
-            TextColumn("{task.fields[at]}"),
-            TextColumn("{task.fields[told]}"),
-            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            *choose_columns(console.width - width),
             console=console,
             expand=True,
             refresh_per_second=5,
@@ -120,8 +122,21 @@ class Bars(Display):
     def watch(self, label: str) -> Watcher | None:
         for old in self.bars.tasks[: max(0, len(self.bars.tasks) + 1 - self.room)]:
             self.bars.update(old.id, visible=False)
-        task = self.bars.add_task(label.ljust(self.width), total=None, at="", told="preparing")
+        task = self.bars.add_task(label.ljust(self.width), total=None, at="", told="preparing", accuracy="preparing")
         return Bar(self.bars, task)
+
+
+def choose_columns(room: int) -> Iterator[ProgressColumn]:
+    """The name and the round are always whole; what a round measured, the time and the bar need room."""
+    yield TextColumn("[bold]{task.description}", table_column=Column(no_wrap=True))
+    if room > ROOM["bar"]:
+        yield BarColumn(bar_width=None, complete_style="cyan", finished_style="green")
+    yield TextColumn("{task.fields[at]}", table_column=Column(no_wrap=True))
+    if room > ROOM["accuracy"]:
+        told = "told" if room > ROOM["told"] else "accuracy"
+        yield TextColumn(f"{{task.fields[{told}]}}", table_column=Column(no_wrap=True))
+    if room > ROOM["time"]:
+        yield TimeRemainingColumn(compact=True, elapsed_when_finished=True)
 
 
 class Bar(Follower):
@@ -130,15 +145,16 @@ class Bar(Follower):
 
     def started(self, experiment: Experiment, done: int, engine: str) -> None:
         self.rounds = experiment.plan.rounds
-        self.bars.reset(self.task, total=self.rounds, completed=done, at=f"{done}/{self.rounds}", told="")
+        self.bars.reset(self.task, total=self.rounds, completed=done, at=f"{done}/{self.rounds}", told="", accuracy="")
 
     def round(self, record: RoundRecord) -> None:
         at = f"{record.round}/{self.rounds}"
-        self.bars.update(self.task, completed=record.round, at=at, told=describe_round(record))
+        told, accuracy = describe_round(record), describe_round(record, 1)
+        self.bars.update(self.task, completed=record.round, at=at, told=told, accuracy=accuracy)
 
 
-def describe_round(record: RoundRecord) -> str:
-    """A round in a few words, in columns that stay where they are."""
+def describe_round(record: RoundRecord, most: int | None = None) -> str:
+    """A round in a few words, in columns that stay where they are; only the first so many."""
     found, name = record.extra.get("validation_accuracy"), "validation"
     if not isinstance(found, float):  # where candidates are chosen by it, nobody looks at the test set
         found, name = record.accuracy, "accuracy"
@@ -149,4 +165,4 @@ def describe_round(record: RoundRecord) -> str:
         parts.append(f"drift {record.drift:<7.3g}")
     if (memory := gpu_memory()) is not None:
         parts.append(f"GPU {byte_size(memory[0])} of {byte_size(memory[1])}")
-    return "  ".join(parts)
+    return "  ".join(parts[:most])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from fedkeel.errors import ExperimentError, explain_typos
@@ -13,6 +13,8 @@ from fedkeel.problems.predictions import divide
 from fedkeel.problems.task import Scores
 from fedkeel.ranges import Count, ShareBelowOne
 from fedkeel.typed_values import check_fields, check_table
+
+POLICY = "evaluation."
 
 
 @explain_typos("an evaluation", ExperimentError)
@@ -112,3 +114,12 @@ def summarise_clients(values: Sequence[float], weights: Sequence[float], name: s
         f"client_{name}_worst_tenth": math.fsum(lowest) / len(lowest),
         f"client_{name}_std": math.sqrt(math.fsum((v - plain) ** 2 for v in values) / len(values)),
     }
+
+
+def leave_out_defaults(flat: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Flat settings for a label: of a policy that others lack, the model, and what is not as usual."""
+    if all(any(name.startswith(POLICY) for name in other) for other in others):
+        return dict(flat)
+    told = [field for field in fields(Evaluation) if field.name != "model"]
+    usual = {f"{POLICY}{field.name}": str(field.default).lower() for field in told}
+    return {name: value for name, value in flat.items() if str(value).strip("'\"").lower() != usual.get(name)}

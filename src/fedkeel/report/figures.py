@@ -126,6 +126,8 @@ def curves(setting: Setting, measure: str, against: str, points: int) -> Figure:
         every += y[np.isfinite(y)].tolist()
     if 0 < min(every, default=0.0) < max(every, default=0.0) / DECADES:
         axes.set_yscale("log")
+    if against == "rounds":
+        axes.xaxis.get_major_locator().set_params(integer=True)
     return finish(axes, xlabel=AXES[against][1], ylabel=name_axis(measure))
 
 

@@ -143,6 +143,7 @@ def divergence(axes: Any, one: Shown, found: Sequence[Shown]) -> None:
             markersize=2.5,
         )
     axes.set_xlabel("layer", fontsize=7)
+    axes.set_ylabel("divergence of gradients", fontsize=7)
     axes.legend(frameon=False, fontsize=6)
 
 

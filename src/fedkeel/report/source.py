@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.errors import FolderError, RequestError
-from fedkeel.problems.policy import Evaluation
+from fedkeel.problems.policy import Evaluation, leave_out_defaults
 from fedkeel.ranges import Count, Seed
 from fedkeel.runs.environment import ClientFacts, describe_leak, describe_place, keep_one_place, leaks, read_clients
 from fedkeel.runs.experiment import PYTHON, Experiment, from_python
@@ -242,7 +242,8 @@ def differences(sources: Sequence[Source]) -> list[list[str]]:
     flat = [dict(flattened(source.experiment)) for source in sources]
     names = [name for name in dict.fromkeys(name for one in flat for name in one) if told(name)]
     differing = [name for name in names if len({one.get(name) for one in flat}) > 1]
-    return [[f"{name.split('.')[-1]}={one[name]}" for name in differing if name in one] for one in flat]
+    short = [leave_out_defaults(one, flat) for one in flat]
+    return [[f"{name.split('.')[-1]}={one[name]}" for name in differing if name in one] for one in short]
 
 
 def told(name: str) -> bool:

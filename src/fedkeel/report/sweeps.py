@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fedkeel.papers.ledger import Entry, longest
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 MOST = 12  # charts of a kind in a page
 OVERLAID = 14  # lines in one frame
 IGNORED = ("method.name", "method.papers")
-NOTE = "runs that differ in nothing else; bars: one standard deviation over seeds"
+NOTE = "runs that differ in nothing else, on the seeds that they share; bars: one standard deviation over seeds"
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +34,8 @@ class Trial:
     result: Spread
     rounds: Sequence[int] = ()
     accuracy: Sequence[float] = ()
+    seeds: frozenset[Any] = frozenset()
+    on_seeds: Callable[[frozenset[Any]], Trial] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,12 +55,24 @@ def find_sweeps(trials: Sequence[Trial]) -> list[Sweep]:
         for trial in trials:
             if is_number(trial.settings.get(key)):
                 lines.setdefault(identify(trial, key), []).append(trial)
-        swept = [line for line in lines.values() if len({trial.settings[key] for trial in line}) > 1]
+        shared = map(on_shared_seeds, lines.values())
+        swept = [line for line in shared if len({trial.settings[key] for trial in line}) > 1]
         frames: dict[str, list[list[Trial]]] = {}
         for line in swept:
             frames.setdefault(identify(line[0], key, of_method=False), []).append(line)
         found += [Sweep(key, describe_frame(frame[0][0], key), name_lines(frame, key)) for frame in frames.values()]
     return found
+
+
+def on_shared_seeds(line: Sequence[Trial]) -> list[Trial]:
+    """Trials on the seeds that all have; those without the most frequent seed are left out."""
+    counts = Counter(seed for trial in line for seed in trial.seeds)
+    if not counts:
+        return list(line)
+    frequent = counts.most_common(1)[0][0]
+    kept = [trial for trial in line if frequent in trial.seeds]
+    common = frozenset.intersection(*(trial.seeds for trial in kept))
+    return [trial if trial.on_seeds is None or trial.seeds == common else trial.on_seeds(common) for trial in kept]
 
 
 def is_number(value: Any) -> bool:
@@ -98,23 +113,23 @@ def name_lines(frame: Sequence[Sequence[Trial]], key: str) -> dict[str, list[Tri
 # ---- where trials come from ------------------------------------------------------------------------------------------
 def trials_of_runs(made: Content) -> list[Trial]:
     """The groups of a report, those judged on accuracy."""
-    found = []
-    for setting in made.settings:
-        for group in setting.groups:
-            best = row(group, None).results["best"]
-            if group.measure == "accuracy" and best is not None:
-                found.append(trial_of(group, best))
-    return found
+    groups = [group for setting in made.settings for group in setting.groups if group.measure == "accuracy"]
+    return [trial_of(group) for group in groups if row(group, None).results["best"] is not None]
 
 
-def trial_of(group: Group, best: Spread) -> Trial:
-    drawn = curve(group, "accuracy")
+def trial_of(group: Group) -> Trial:
+    def on_seeds(seeds: frozenset[Any]) -> Trial:
+        return trial_of(replace(group, runs=[run for run in group.runs if run.seeds in seeds]))
+
+    best, drawn = row(group, None).results["best"], curve(group, "accuracy")
+    assert best is not None
     scaled = Spread(100 * best.mean, 100 * best.deviation, best.count)
     experiment = group.runs[0].experiment
     settings = simplify({name: value for name, value in experiment.items() if name not in ASIDE})
     settings["rounds"] = str(experiment.get("rounds"))  # a word, not a number: no axis of a chart
     rounds, accuracy = (drawn.rounds, [100 * value for value in drawn.mean]) if drawn else ([], [])
-    return Trial(group.runs[0].method, settings, scaled, rounds, accuracy)
+    seeds = frozenset(run.seeds for run in group.runs)
+    return Trial(group.runs[0].method, settings, scaled, rounds, accuracy, seeds, on_seeds)
 
 
 def trials_of_ledger(entries: Sequence[Entry]) -> list[Trial]:
@@ -123,16 +138,23 @@ def trials_of_ledger(entries: Sequence[Entry]) -> list[Trial]:
     for entry in entries:
         if entry.settings and entry.best is not None and not entry.superseded:
             alike.setdefault(json.dumps([entry.settings, entry.evaluation], sort_keys=True), []).append(entry)
-    found = []
-    for group in alike.values():
-        kept = longest(group)
-        result = Spread.of(result_of(entry) for entry in kept)
-        if result is not None:
-            settings = simplify(kept[0].settings) | {"rounds run": str(kept[0].rounds), "judged": kept[0].evaluation}
-            points = [(int(at), value) for at, value in kept[0].curve.items() if at.isdecimal()]
-            rounds, accuracy = [at for at, _ in points], [value for _, value in points]
-            found.append(Trial(str(settings.get("method.name", "?")), settings, result, rounds, accuracy))
-    return found
+    return [trial for group in alike.values() if (trial := trial_of_entries(longest(group))) is not None]
+
+
+def trial_of_entries(kept: Sequence[Entry]) -> Trial | None:
+    def on_seeds(seeds: frozenset[Any]) -> Trial:
+        made = trial_of_entries([entry for entry in kept if entry.seed in seeds])
+        assert made is not None
+        return made
+
+    result = Spread.of(result_of(entry) for entry in kept)
+    if result is None:
+        return None
+    settings = simplify(kept[0].settings) | {"rounds run": str(kept[0].rounds), "judged": kept[0].evaluation}
+    points = [(int(at), value) for at, value in kept[0].curve.items() if at.isdecimal()]
+    rounds, accuracy = [at for at, _ in points], [value for _, value in points]
+    seeds = frozenset(entry.seed for entry in kept if result_of(entry) is not None)
+    return Trial(str(settings.get("method.name", "?")), settings, result, rounds, accuracy, seeds, on_seeds)
 
 
 def result_of(entry: Entry) -> float | None:
@@ -190,6 +212,7 @@ def draw_overlaid(sweep: Sweep) -> Figure:
             colour, style = look(values.index(value))[0], STYLES[number % len(STYLES)]
             name = plain(f"{label}, {short} {value:g}")
             axes.plot(trial.rounds, trial.accuracy, color=colour, linestyle=style, linewidth=1.2, label=name)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     return add_names(finish(axes, xlabel="round", ylabel="test accuracy (%)"))
 
 

@@ -43,6 +43,9 @@ def summary(setting: Setting) -> str:
     policy = setting.groups[0].runs[0].policy
     name = NAMES.get(measure, measure) if policy is None else f"{measure.removeprefix('client_')} of {policy.subject}"
     note = f"{name[:1].upper()}{name[1:]}; best is the best round on test, as in the papers."
+    others = [group.label for group in setting.groups if group.runs[0].policy != policy]
+    if others:
+        note += f" Not so {', '.join(others)}, judged by another policy: they cannot be compared with the others."
     if policy is not None and len(results) > 3:
         note += f" Reported is {policy.report_in_words}."
     if any(len(group.runs) > 1 for group in setting.groups):
@@ -51,7 +54,7 @@ def summary(setting: Setting) -> str:
         note += " Runs of one seed differ in their partition seeds."
     places = sorted({run.place for group in setting.groups for run in group.runs if run.place})
     if len(places) > 1:
-        note += f" Times are of different machines: {'; '.join(places)}; {NOT_AVERAGED}."
+        note += f" Times are of different machines or engines: {'; '.join(places)}; {NOT_AVERAGED}."
     named = [(f"{group.label}, seed {run.seed}", run) for group in setting.groups for run in group.runs]
     stopped = [f"{name}: {run.stopped}" for name, run in named if run.stopped]
     repeats = [

@@ -101,8 +101,8 @@ class ModelSwa(AverageModels):
                     f"averaging takes every {self.cycle} rounds, and the rate's cycles have {schedule.cycle}.",
                     f"cycle = {schedule.cycle}",
                 )
-            over = (after - schedule.warmup) % schedule.cycle
-            after += schedule.cycle - over if over else 0
+            after = max(after, schedule.warmup)
+            after -= (after - schedule.warmup) % schedule.cycle  # the first end of a cycle from there on counts
         if after + self.cycle > rounds:
             raise MethodError(
                 f"averaging would start after the last round: in round {after + self.cycle} of {rounds}.",

@@ -170,7 +170,9 @@ class Run:
         problem = self.problem
         if problem is None:
             experiment = self.experiment
-            if isinstance(experiment.model, NamedModel):
+            if trust and self.path is not None:
+                experiment = Experiment.recall(read_experiment(self.path), Trust.given(trust))
+            elif isinstance(experiment.model, NamedModel):
                 check_name(experiment.model, Trust.given(trust))
                 experiment = experiment.with_(model=str(experiment.model))
             problem = problem_of(experiment.plan)

@@ -11,6 +11,7 @@ from fedkeel.runs.folder import TIMING, read_environment, read_json
 from fedkeel.runs.own_code import describe_edits, sources_of
 from fedkeel.runs.record import describe_stop
 from fedkeel.studies.run_groups import RunGroup, measures_of, settings_of
+from fedkeel.typed_values import flatten
 
 
 def unfair(groups: Sequence[RunGroup], tuned: Collection[str] = ()) -> list[str]:
@@ -18,11 +19,13 @@ def unfair(groups: Sequence[RunGroup], tuned: Collection[str] = ()) -> list[str]
     and for a seed that groups share, the split and the selected clients. Each compares more than methods."""
     aside = {"method", "seed", "partition_seed", *tuned}
     settings = [
-        {k: repr(v) for k, v in settings_of(run).items() if k not in aside}
+        {name: repr(v) for name, v in flatten(settings_of(run)).items() if not {name, name.split(".")[0]} & aside}
         for group in groups
         for run in group.runs.values()
     ]
-    found = {key for one in settings for other in settings for key in one if other.get(key) != one[key]}
+    found = {
+        name.split(".")[0] for one in settings for other in settings for name in one if other.get(name) != one[name]
+    }
     proxies = {run.plan.method.server_phase is not None for group in groups for run in group.runs.values()}
     if len(proxies) > 1:
         found.add("samples that the server takes from the clients")
@@ -85,10 +88,12 @@ def place_of(run: Run) -> str:
 
 def judged_as(groups: Sequence[RunGroup]) -> list[str]:
     """Say whose models were judged, and what is reported; nothing for runs judged on one test set."""
-    policies = [run.plan.evaluation for group in groups for run in group.runs.values()]
-    told = (
-        f"accuracies and losses are of {policy.subject}; reported: {policy.report_in_words}"
-        for policy in policies
-        if policy is not None
-    )
-    return list(dict.fromkeys(told))
+    found: dict[str, list[str]] = {}
+    for group in groups:
+        for policy in dict.fromkeys(run.plan.evaluation for run in group.runs.values()):
+            told = "the server's model on the test set" if policy is None else policy.subject
+            reported = "" if policy is None else f"; reported: {policy.report_in_words}"
+            found.setdefault(f"accuracies and losses are of {told}{reported}", []).append(group.label)
+    if len(found) == 1:
+        return [told for told in found if "reported" in told]
+    return [f"{', '.join(labels)}: {told}" for told, labels in found.items()]

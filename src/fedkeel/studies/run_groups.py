@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedkeel.problems.policy import POLICY, leave_out_defaults
 from fedkeel.runs.environment import compared_as
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import judged_on
@@ -73,7 +74,10 @@ def _setting(run: Run, name: str, runs: Sequence[Run]) -> list[str]:
     """Say what sets a run apart from the others of its method."""
     mine = flatten(settings_of(run))
     others = [flatten(settings_of(other)) for other in runs if other.plan.method.name == name]
+    mine = leave_out_defaults(mine, others)
     varied = [key for key in mine if any(other.get(key) != mine[key] for other in others)]
+    if run.plan.evaluation is None and any(POLICY in key for other in others for key in other):
+        return ["the server's model", *(f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in varied if "seed" not in key)]
     return [f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in varied if key not in ("seed", "partition_seed")]
 
 
