@@ -24,7 +24,14 @@ KINDS = ("png", "svg", "pdf")
 NAMES = {
     "accuracy": "Test accuracy",
     "test_loss": "Test loss",
+    "client_accuracy": "Accuracy of the clients' models",
+    "client_accuracy_std": "Spread of accuracy over clients",
+    "client_accuracy_worst": "Accuracy of the worst client",
+    "client_accuracy_worst_tenth": "Accuracy of the worst tenth",
     "client_loss": "Loss of the clients' models",
+    "client_loss_std": "Spread of loss over clients",
+    "client_loss_worst": "Loss of the worst client",
+    "client_loss_worst_tenth": "Loss of the worst tenth",
     "loss": "Training loss",
     "validation_accuracy": "Validation accuracy",
     "validation_loss": "Validation loss",
@@ -96,7 +103,9 @@ def write_charts(drawn: Iterable[Chart], folder: Path, kinds: Sequence[str] = KI
 
 def charts(setting: Setting, points: int, axes: Sequence[str] = ("rounds",)) -> Iterator[Chart]:
     """All charts of a setting, in the order of the page; a curve has at most so many points, accuracy several axes."""
-    for measure in measures(setting.groups):
+    found = measures(setting.groups)
+    judged = "accuracy" in found and all(group.runs[0].policy is not None for group in setting.groups)
+    for measure in (one for one in found if not (judged and one == "client_accuracy")):  # it is the accuracy
         file, name = measure.replace("/", "-").replace("_", "-"), NAMES.get(measure, measure)
         part, note = PARTS.get(measure.split("/")[0], "curves"), NOTES.get(measure, "")
         for against in axes if measure == "accuracy" else axes[:1]:
@@ -133,7 +142,7 @@ def curves(setting: Setting, measure: str, against: str, points: int) -> Figure:
 
 def draw_curve(axes: Any, x: Any, found: Curve, measure: str, look: Mapping[str, Any], **band: Any) -> Any:
     """Draw a curve, and where seeds differ, a band of one standard deviation; accuracies in %. What was drawn."""
-    factor = 100.0 if measure.endswith("accuracy") else 1.0
+    factor = 100.0 if in_percent(measure) else 1.0
     y, d = factor * numbers(found.mean), factor * numbers(found.deviation)
     axes.plot(x, y, **look)
     if d.any():
@@ -141,10 +150,14 @@ def draw_curve(axes: Any, x: Any, found: Curve, measure: str, look: Mapping[str,
     return y
 
 
+def in_percent(measure: str) -> bool:
+    return measure.endswith("accuracy") or measure.startswith("client_accuracy")
+
+
 def name_axis(measure: str) -> str:
     """A measure in the words of an axis."""
     name = NAMES.get(measure, plain(measure))
-    return name[:1].lower() + name[1:] + (" (%)" if measure.endswith("accuracy") else "")
+    return name[:1].lower() + name[1:] + (" (%)" if in_percent(measure) else "")
 
 
 def bands(setting: Setting) -> Figure:
