@@ -44,6 +44,12 @@ def test_other_data_stand_in_another_chart():
     assert [one.fixed for one in find_sweeps(trials)] == ["digits, mlp", "cifar10, mlp"]
 
 
+def test_charts_that_differ_in_another_setting_say_so():
+    trials = [trial("fedprox", method__mu=mu, lr=lr) for mu in (0.1, 0.2) for lr in (0.03, 0.1)]
+    told = {(one.key, one.fixed) for one in find_sweeps(trials)}
+    assert told >= {("method.mu", "digits, mlp, lr 0.03"), ("method.mu", "digits, mlp, lr 0.1")}
+
+
 def test_a_number_of_a_method_goes_by_its_own_name_where_it_has_one_value():
     sam = {"name": "fedsam", "papers": ["x"], "phases": [{"perturb": [{"rule": "Sam", "rho": 0.1}], "gradient": []}]}
     assert simplify({"method": sam, "lr": 0.1})["method.rho"] == 0.1

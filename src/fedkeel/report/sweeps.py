@@ -60,7 +60,8 @@ def find_sweeps(trials: Sequence[Trial]) -> list[Sweep]:
         frames: dict[str, list[list[Trial]]] = {}
         for line in swept:
             frames.setdefault(identify(line[0], key, of_method=False), []).append(line)
-        found += [Sweep(key, describe_frame(frame[0][0], key), name_lines(frame, key)) for frame in frames.values()]
+        firsts = [frame[0][0] for frame in frames.values()]
+        found += [Sweep(key, describe_frame(one[0][0], key, firsts), name_lines(one, key)) for one in frames.values()]
     return found
 
 
@@ -88,12 +89,21 @@ def identify(trial: Trial, key: str, of_method: bool = True) -> str:
     return json.dumps(kept, sort_keys=True, default=str) + trial.method * of_method
 
 
-def describe_frame(trial: Trial, key: str) -> str:
-    """Data set, model and the partition's own numbers, without the one on the axis."""
+def describe_frame(trial: Trial, key: str, frames: Sequence[Trial] = ()) -> str:
+    """Data set, model, the partition's own numbers and what tells it from other frames, but for the one on the axis."""
     settings = trial.settings
     split = {name: settings[name] for name in ("partition.alpha", "partition.clients") if name in settings}
     words = [str(settings[name]) for name in ("dataset", "model") if name in settings]
-    return ", ".join([*words, *(f"{name.split('.')[-1]} {value:g}" for name, value in split.items() if name != key)])
+    known = {"dataset", "model", "rounds", key, *split}
+    names = [name for name in settings if name not in known and not name.startswith("method.")]
+    told = {name: settings[name] for name in names if any(one.settings.get(name) != settings[name] for one in frames)}
+    numbers = {name: f"{value:g}" for name, value in split.items() if name != key}
+    rest = numbers | {name: show(value) for name, value in told.items()}
+    return ", ".join([*words, *(f"{name.split('.')[-1]} {value}" for name, value in rest.items())])
+
+
+def show(value: Any) -> str:
+    return f"{value:g}" if is_number(value) else str(value)
 
 
 def name_lines(frame: Sequence[Sequence[Trial]], key: str) -> dict[str, list[Trial]]:
