@@ -162,6 +162,7 @@ class Uncertain(nn.Module):
         return self.layer(x), self.variances
 
 
+@pytest.mark.slow
 @for_each("reduction, count", list(product(["none", "mean"], [1, 2, BATCH, 8])))
 def test_what_a_network_gives_for_all_samples_belongs_to_each(reduction, count):
     def read(output):
@@ -234,6 +235,7 @@ def norm_by_hand(width):
     return norm
 
 
+@pytest.mark.slow
 @for_each("norm", [OwnNorm, KeepingNorm, WatchingNorm, CountingNorm, AddingNorm, norm_by_hand])
 def test_a_batch_norm_with_a_forward_of_its_own_sees_the_batches_of_one_client_as_they_are(norm):
     same_on_engines(lambda: nn.Sequential(nn.Linear(6, 8), norm(8), nn.ReLU(), nn.Linear(8, 3)), F.cross_entropy)

@@ -64,6 +64,7 @@ def text():
     return page(ledger(), "A <title>")
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_and_asks_for_nothing(text):
     found = read(text)
     assert found.open == []

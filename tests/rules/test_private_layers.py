@@ -67,6 +67,7 @@ def alone_with_the_head():
     return heads(toy({"v": ONES}, alone, with_private("fedavg"), **seen))
 
 
+@pytest.mark.slow
 @for_each(("name", "settings"), BASES)
 def test_it_is_the_method_on_the_shared_layers_and_plain_steps_on_the_private_ones(name, settings):
     seen = {"metrics": {"v": lambda params, batch: params["v"].sum()}, "head": ("v",)}

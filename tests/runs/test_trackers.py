@@ -44,6 +44,7 @@ def test_mlflow_holds_settings_and_rounds(small, tmp_path, monkeypatch):
     assert sorted((m.step, m.value) for m in history) == list(zip([1, 2, 3], run.curve("update/cosine"), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_a_run_that_fails_is_marked_so(small, tmp_path, monkeypatch):
     pytest.importorskip("mlflow", reason="mlflow is not installed")

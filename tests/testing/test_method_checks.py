@@ -149,6 +149,7 @@ def test_a_sound_rule_passes():
     fast(fk.Sam(0.1), neutral=fk.Sam(0.0))
 
 
+@pytest.mark.slow
 @for_each("kind", SENTENCES)
 def test_a_broken_rule_is_found_and_the_sentence_says_why(kind):
     with pytest.raises(BrokenLaw, match=SENTENCES[kind]) as caught:

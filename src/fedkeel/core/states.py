@@ -50,9 +50,11 @@ def write_atomically(path: Path, fill: Callable[[Path], Any], *, synced: bool = 
         os.replace(temporary, path)
         if synced:
             sync(path.parent)
-    except (OSError, SafetensorError) as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+        if not isinstance(error, OSError | SafetensorError):
+            raise
         raise RunError(
             f"cannot write {path}: {in_one_line(error).rstrip('.')}",
             "free some space, or choose another place; an unfinished run goes on with `fedkeel resume`",
