@@ -140,10 +140,10 @@ class WholeTable(Table):
         return longest if column.no_wrap else min(longest, LEAST)
 
     def fold(self, number: int, options: ConsoleOptions) -> dict[str, Any]:
-        """What a column needs that is too wide even beside the first one: it is broken, and not cut."""
+        """Break, and do not cut, a column that is too wide even beside the first one."""
         others = self.least_width(0) + GAP if number else LEAST
         broken = self.least_width(number) + others > options.max_width
-        return {"no_wrap": False, "overflow": "fold"} if broken else {}
+        return {"no_wrap": False} if broken else {}
 
 
 def table(columns: Iterable[str], title: str | None = None) -> Table:

@@ -45,7 +45,7 @@ def summary(setting: Setting) -> str:
     note = f"{name[:1].upper()}{name[1:]}; best is the best round on test, as in the papers."
     others = [group.label for group in setting.groups if group.runs[0].policy != policy]
     if others:
-        note += f" Not so {', '.join(others)}, judged by another policy: they cannot be compared with the others."
+        note += f" Another policy judges {', '.join(others)}: do not compare them with the other rows."
     if policy is not None and len(results) > 3:
         note += f" Reported is {policy.report_in_words}."
     if any(len(group.runs) > 1 for group in setting.groups):

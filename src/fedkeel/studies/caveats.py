@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from fedkeel.problems.policy import Evaluation
 from fedkeel.runs.checkpoint import list_checkpoints
 from fedkeel.runs.environment import describe_place
 from fedkeel.runs.finished_run import Run
@@ -90,10 +91,14 @@ def judged_as(groups: Sequence[RunGroup]) -> list[str]:
     """Say whose models were judged, and what is reported; nothing for runs judged on one test set."""
     found: dict[str, list[str]] = {}
     for group in groups:
-        for policy in dict.fromkeys(run.plan.evaluation for run in group.runs.values()):
-            told = "the server's model on the test set" if policy is None else policy.subject
-            reported = "" if policy is None else f"; reported: {policy.report_in_words}"
-            found.setdefault(f"accuracies and losses are of {told}{reported}", []).append(group.label)
-    if len(found) == 1:
-        return [told for told in found if "reported" in told]
-    return [f"{', '.join(labels)}: {told}" for told, labels in found.items()]
+        for told in dict.fromkeys(describe(run.plan.evaluation) for run in group.runs.values()):
+            found.setdefault(told, []).append(group.label)
+    if found.keys() <= {describe(None)}:
+        return []
+    return [f"{', '.join(labels)}: {told}" for told, labels in found.items()] if len(found) > 1 else list(found)
+
+
+def describe(policy: Evaluation | None) -> str:
+    if policy is None:
+        return "accuracies and losses are of the server's model on the test set"
+    return f"accuracies and losses are of {policy.subject}; reported: {policy.report_in_words}"

@@ -76,9 +76,9 @@ def _setting(run: Run, name: str, runs: Sequence[Run]) -> list[str]:
     others = [flatten(settings_of(other)) for other in runs if other.plan.method.name == name]
     mine = leave_out_defaults(mine, others)
     varied = [key for key in mine if any(other.get(key) != mine[key] for other in others)]
-    if run.plan.evaluation is None and any(POLICY in key for other in others for key in other):
-        return ["the server's model", *(f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in varied if "seed" not in key)]
-    return [f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in varied if key not in ("seed", "partition_seed")]
+    words = [f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in varied if key not in ("seed", "partition_seed")]
+    judged = any(key.startswith(POLICY) for other in others for key in other)
+    return ["the server's model", *words] if judged and run.plan.evaluation is None else words
 
 
 def measures_of(groups: Sequence[RunGroup]) -> set[str]:
