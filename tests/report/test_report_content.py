@@ -252,6 +252,11 @@ def test_unfinished_and_half_written_runs_are_shown_as_far_as_they_came(tmp_path
     (folder / "rounds.jsonl").write_text("\n".join(text.splitlines()[:5]) + '\n{"round": 6, "sel')
     made = content(read(folder))
     assert "1 unfinished" in page(made)
+    (folder / "diverged.json").write_text('{"round": 6, "reason": "the loss is not finite."}')
+    text = page(content(read(folder)))
+    assert "(1 diverged)" in text
+    assert "fedavg, seed 0: diverged in round 6: the loss is not finite." in text
+    assert "1 unfinished" not in text
     (folder / "rounds.jsonl").write_text("")
     assert "fedavg" in page(content(read(folder)))
 

@@ -12,8 +12,11 @@ from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.errors import DataError, ExperimentError, FolderError, MethodError, RequestError, RunError
+from fedkeel.report.source import Source
 from fedkeel.runs import checkpoint
 from fedkeel.runs.run_folder import RunFolder
+from fedkeel.studies.caveats import unfinished
+from fedkeel.studies.run_groups import group_runs
 from problems import small_problem
 
 
@@ -185,6 +188,30 @@ def test_a_diverged_client_can_stop_the_run(tmp_path):
     assert caught.value.exit_code == 1
     assert is_one_line_with_a_hint(caught.value)
     assert checkpoint.list_checkpoints(tmp_path / "checkpoint")[0].name == "00000002.safetensors"
+
+
+def test_a_folder_says_where_its_run_diverged_until_it_goes_on(tmp_path):
+    """The mark is there while the run stands where it diverged, and the other files are as they were without it."""
+    exp = experiment(3, problem=poisoned(1), participants=[[0], [1], [0]])
+    with pytest.raises(RunError, match="round 2"):
+        train(tmp_path / "a", exp)
+    mark = tmp_path / "a" / "diverged.json"
+    assert json.loads(mark.read_text())["round"] == 2
+    told = unfinished(group_runs([fk.load_run(tmp_path / "a")]))
+    assert "diverged in round 2: the loss or the model of client 1" in told[0]
+    source = Source.read(tmp_path / "a")
+    assert source.ended.startswith("diverged in round 2: ")
+    assert not source.unfinished
+    stale = mark.read_text()
+    with pytest.raises(RunError, match="round 2"):
+        train(tmp_path / "a", exp)
+    assert mark.read_text() == stale
+    train(tmp_path / "b", experiment(2, problem=small_problem()))
+    assert not (tmp_path / "b" / "diverged.json").exists()
+    (tmp_path / "b" / "diverged.json").write_text(stale)  # of a run that an older version went on with
+    assert Source.read(tmp_path / "b").ended is None
+    train(tmp_path / "b", experiment(3, problem=small_problem()))
+    assert not (tmp_path / "b" / "diverged.json").exists()
 
 
 def test_when_everyone_diverges_the_run_stops():

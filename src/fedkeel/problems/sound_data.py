@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.data.clients import ClientData, HeldOut, SharedClients, in_memory
-from fedkeel.errors import DataError, RunError
+from fedkeel.errors import DataError, DivergedError
 from fedkeel.problems.module_state import Place, copy_whole, place_function
 
 if TYPE_CHECKING:
@@ -77,11 +77,11 @@ def explain_by_data(task: Task, clients: Sequence[int]) -> str:
     return ""
 
 
-def explain_divergence(task: Task, clients: Sequence[int], trained: int, round: int) -> RunError:
+def explain_divergence(task: Task, clients: Sequence[int], trained: int, round: int) -> DivergedError:
     """The error of a run that cannot go on because these clients diverged."""
     among = f" ({len(clients)} of {trained} clients)" if trained > 1 else ""
     why = explain_by_data(task, clients)
-    return RunError(
+    return DivergedError(
         f"the loss or the model of client {clients[0]} is not finite in round {round}{among}{why}.",
         CLEAN if why else "lower lr or set clip; the rounds before this one are kept",
     )

@@ -19,6 +19,7 @@ from fedkeel.runs.folder import (
     EXPERIMENT,
     RESULT,
     TIMING,
+    find_divergence,
     read_environment,
     read_experiment,
     read_json,
@@ -55,6 +56,7 @@ class Source:
     diagnostics: Mapping[str, Mapping[str, Any]]
     result: Mapping[str, Any] = field(default_factory=dict)
     timing: Mapping[str, Any] = field(default_factory=dict)
+    divergence: str | None = None  # where and why it diverged
 
     @staticmethod
     def read(path: Path) -> Source:
@@ -62,15 +64,17 @@ class Source:
         check_experiment(experiment, path / EXPERIMENT)
         environment = read_environment(path)
         whole = environment.get("undivided")  # seeds of one experiment divide the same data
+        records = read_rounds(path)
         return Source(
             path,
             experiment | ({"problem": f"{PYTHON}{whole}"} if isinstance(whole, str) else {}),
             read_text(path / EXPERIMENT),
-            read_rounds(path),
+            records,
             environment,
             read_diagnostics(path),
             read_json(path / RESULT),
             read_json(path / TIMING),
+            find_divergence(path, len(records)),
         )
 
     @cached_property
@@ -102,12 +106,13 @@ class Source:
 
     @property
     def unfinished(self) -> bool:
-        return len(self.records) < int(self.experiment.get("rounds", 0)) and self.stopped is None
+        return len(self.records) < int(self.experiment.get("rounds", 0)) and self.ended is None
 
     @property
-    def stopped(self) -> str | None:
-        """Where and why a callback stopped it."""
-        return describe_stop(self.result) if self.result.get("rounds") == len(self.records) else None
+    def ended(self) -> str | None:
+        """Where and why a callback stopped it, or it diverged."""
+        stopped = describe_stop(self.result) if self.result.get("rounds") == len(self.records) else None
+        return stopped or self.divergence
 
     def summarise(self, measure: str) -> dict[str, Any]:
         """Best, last and mean of the last evaluated rounds; empty where it has none."""

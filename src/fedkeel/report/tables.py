@@ -56,7 +56,7 @@ def summary(setting: Setting) -> str:
     if len(places) > 1:
         note += f" Times are of different machines or engines: {'; '.join(places)}; {NOT_AVERAGED}."
     named = [(f"{group.label}, seed {run.seed}", run) for group in setting.groups for run in group.runs]
-    stopped = [f"{name}: {run.stopped}" for name, run in named if run.stopped]
+    ended = [f"{name}: {run.ended}" for name, run in named if run.ended]
     repeats = [
         f"{group.label}, seed {run.seed}: {run.path} is left out; another run has the same experiment and seeds."
         for group in setting.groups
@@ -69,7 +69,7 @@ def summary(setting: Setting) -> str:
             (group.label, run.seed, sources_of(run.path, ())) for group in setting.groups for run in group.runs
         )
     ]
-    notes = [note, *differences(setting, measure), *edits, *repeats, *stopped, *leaks]
+    notes = [note, *differences(setting, measure), *edits, *repeats, *ended, *leaks]
     return sortable_table(setting.index, notes, heads, body)
 
 
@@ -117,7 +117,9 @@ def html_table(heads: Sequence[str], body: str) -> str:
 
 def cells(row: Row, measure: str, with_target: bool, leading: Sequence[Row | None], results: Sequence[str]) -> str:
     unfinished = sum(run.unfinished for run in row.group.runs)
-    name = escape(row.group.label) + (f" <small>({unfinished} unfinished)</small>" if unfinished else "")
+    diverged = sum(run.divergence is not None for run in row.group.runs)
+    short = [f"{count} {word}" for count, word in ((diverged, "diverged"), (unfinished, "unfinished")) if count]
+    name = escape(row.group.label) + (f" <small>({', '.join(short)})</small>" if short else "")
     found: list[Cell] = [spread(row.results[name], measure) for name in results]
     marks = ["leader" if row is best else "" for best in leading]
     costs: list[Cell] = [

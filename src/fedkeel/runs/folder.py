@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from fedkeel.errors import FolderError, explain_os_errors
 from fedkeel.runs.checkpoint import list_checkpoints, round_of
 from fedkeel.runs.record import RoundRecord
+from fedkeel.text import make_printable, shorten
 from fedkeel.written_values import read_toml
 
 log = logging.getLogger("fedkeel")
@@ -24,6 +25,8 @@ RESULT = "result.json"
 TIMING = "timing.json"
 ENVIRONMENT = "environment.json"
 CLIENTS = "clients.json"
+DIVERGED = "diverged.json"
+"""In which round a run diverged, and why it could not go on; gone when the run goes on."""
 SUMS = "sums.txt"
 """Checksums of the plain files, each in a line that follows what it covers: `2 0d4a1185` is of the first two rounds,
 `result.json 5ed1ab2f` of the result. Folders of older versions have no such file, and are read without it."""
@@ -116,6 +119,14 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise FolderError(f"{file} is damaged: it is not a table.", hint)
     return data
+
+
+def find_divergence(path: Path, done: int) -> str | None:
+    """Say where and why the run in a folder ended, if it diverged in the round after the `done` ones."""
+    found = read_json(path / DIVERGED)
+    if found.get("round") != done + 1:
+        return None
+    return shorten(make_printable(f"diverged in round {done + 1}: {found.get('reason')}"), 200)
 
 
 # ---- checksums -----------------------------------------------------------------------------------------------------

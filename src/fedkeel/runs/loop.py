@@ -21,7 +21,7 @@ from fedkeel.engines.machine import delay_signals, used_by_others
 from fedkeel.engines.measure import RemainingWork
 from fedkeel.engines.memory import state_budget
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.errors import FolderError, RunError
+from fedkeel.errors import DivergedError, FolderError
 from fedkeel.problems.sound_data import explain_by_data, explain_divergence
 from fedkeel.problems.task import Task
 from fedkeel.runs import checkpoint
@@ -30,7 +30,7 @@ from fedkeel.runs.checkpoint import Checkpoint, check_base
 from fedkeel.runs.evaluate import Judge, PersonalScores
 from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.folder import TIMING, read_environment, read_json
+from fedkeel.runs.folder import DIVERGED, TIMING, read_environment, read_json
 from fedkeel.runs.following import Callbacks
 from fedkeel.runs.observers import Observer, Seen, observe_round
 from fedkeel.runs.probe import Probe
@@ -163,22 +163,24 @@ class Loop:
                     self.save()
                     self.callbacks.see_checkpoint(self.experiment, self.records, deploy(self.method, self.server))
                     last_saved, told = time.monotonic(), self.done
+        except DivergedError as error:
+            if self.folder is not None:
+                self.folder.write_json(DIVERGED, {"round": self.done + 1, "reason": error.message})
+            raise
         finally:
             # Ctrl-C and failures included: state is replaced only when a round is complete
             self.save()
             self.seconds.merge(getattr(engine, "seconds", {}))
             self._write_timing()
-        identity = self.experiment.fingerprint()
         model, trained = deploy(self.method, self.server), self.server if self.method.deploys_another else None
         if told < self.done and self.folder is not None:
             self.callbacks.see_checkpoint(self.experiment, self.records, model)
-        final = result(self.records, model, self.plan.evaluate_every, identity, trained)
+        final = result(self.records, model, self.plan.evaluate_every, self.experiment.fingerprint(), trained)
         final |= self.judge.verdict(engine, tuner, self.server, self.records) | self.callbacks.result()
         if self.folder is not None:
             self.folder.write_result(final)
-        path = None if self.folder is None else self.folder.path
         given, kept = (self.task.problem, self.history), (self.callbacks.state.kept, self.callbacks.models)
-        run = Run(self.experiment, self.records, final, self.server, path, *given, *kept, base=self.task.base)
+        run = Run(self.experiment, self.records, final, self.server, self.callbacks.folder, *given, *kept, base=self.task.base)
         self.callbacks.see_end(run)
         if progress is not None:
             progress.finished(run)
@@ -224,7 +226,7 @@ class Loop:
             server = server_round(self.method, server, reports, self.plan.server_share_at(t))
             if not all_finite(server):  # momenta and control variates, too: they are the next round's
                 what = "model is" if not all_finite(server["params"]) else "memory is"
-                raise RunError(
+                raise DivergedError(
                     f"the server's {what} not finite after round {t + 1}, though the clients' reports are.",
                     "look at the weights of the clients, the server's rules and server_lr; the rounds before are kept",
                 )

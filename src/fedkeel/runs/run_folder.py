@@ -17,6 +17,7 @@ from fedkeel.core.states import write_text
 from fedkeel.errors import FolderError, RequestError, RunError, explain_os_errors
 from fedkeel.runs.checkpoint import prune, remove
 from fedkeel.runs.folder import (
+    DIVERGED,
     EXPERIMENT,
     PLANNED,
     RESULT,
@@ -128,7 +129,7 @@ class RunFolder:
         # first, so that at no moment there are more sums than lines
         write_text(self.path / SUMS, "".join(line_of(number, total) for number, total in enumerate(sums[1:], 1)))
         write_text(self.path / ROUNDS, "".join(f"{line}\n" for line in lines))
-        for old in (self.path / RESULT, *self.path.glob(".*.partial")):
+        for old in (self.path / RESULT, self.path / DIVERGED, *self.path.glob(".*.partial")):
             remove(old)
         prune(self.checkpoints)
         with explain_os_errors(f"cannot write into {self.path}", "choose another folder"):

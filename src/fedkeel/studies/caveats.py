@@ -8,7 +8,7 @@ from fedkeel.problems.policy import Evaluation
 from fedkeel.runs.checkpoint import list_checkpoints
 from fedkeel.runs.environment import describe_place
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.folder import TIMING, read_environment, read_json
+from fedkeel.runs.folder import TIMING, find_divergence, read_environment, read_json
 from fedkeel.runs.own_code import describe_edits, sources_of
 from fedkeel.runs.record import describe_stop
 from fedkeel.studies.run_groups import RunGroup, measures_of, settings_of
@@ -54,8 +54,8 @@ def code_of(run: Run) -> dict[str, str]:
 
 
 def unfinished(groups: Sequence[RunGroup]) -> list[str]:
-    """List in words each run with fewer rounds than its experiment has: stopped, interrupted, failed, or its file
-    damaged."""
+    """List in words each run with fewer rounds than its experiment has: stopped, diverged, interrupted, failed, or its
+    file damaged."""
     found = []
     for group in groups:
         for seed, run in group.runs.items():
@@ -72,6 +72,8 @@ def _reached(run: Run) -> str:
     saved = list_checkpoints(run.path / "checkpoint") if run.path is not None else []
     if saved and int(saved[0].stem) > len(run.records):
         return f"is known up to {at} only: files of it are damaged"
+    if run.path is not None and (diverged := find_divergence(run.path, len(run.records))) is not None:
+        return diverged
     return f"is not finished: it stands at {at}"
 
 
