@@ -24,11 +24,18 @@ def shorten(text: str, most: int) -> str:
 
 def byte_size(size: float) -> str:
     """Bytes in three digits and a unit."""
+    one, unit = byte_unit(size)
+    return f"{size / one:.3g} {unit}"
+
+
+def byte_unit(size: float) -> tuple[float, str]:
+    """Choose the unit in which a number of bytes has one to three digits: its own bytes, and its name."""
+    one = 1.0
     for unit in ("B", "kB", "MB", "GB"):
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
+        if size < 999.5 * one:
+            return one, unit
+        one *= 1000
+    return one, "TB"
 
 
 def duration(seconds: float) -> str:

@@ -12,6 +12,7 @@ from fedkeel.cli.console import table
 from fedkeel.cli.progress import Bars, Display, Lines, describe_round, display, gpu_memory
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.record import RoundRecord
+from fedkeel.text import byte_size, byte_unit
 
 EXPERIMENT = Experiment(dataset="digits", rounds=3)
 
@@ -126,3 +127,16 @@ def test_memory_is_what_torch_holds_and_nothing_on_a_cpu(monkeypatch):
 def test_a_file_gets_lines_and_silence_gets_none():
     assert isinstance(display(True, ["a"]), Lines)
     assert display(False, ["a"]).watch("a") is None
+
+
+@pytest.mark.parametrize("digits", [1, 1.5, 4.26, 9.994])
+def test_a_size_has_the_unit_in_which_it_has_one_to_three_digits(digits):
+    """No size but 0 is shown as 0, and what is shown is within half a per cent of it."""
+    for power in range(15):
+        size = digits * 10**power
+        number, unit = byte_size(size).split()
+        assert 1 <= float(number) < 1000
+        one = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}[unit]
+        assert byte_unit(size) == (one, unit)
+        assert abs(float(number) * one - size) <= 0.005 * size
+    assert byte_size(0) == "0 B"

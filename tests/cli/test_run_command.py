@@ -25,7 +25,7 @@ def test_a_table_and_the_folders(fedkeel):
     assert done.code == 0
     assert re.search(r"mean of\n.* last 2 ", done.out)
     for method in ("fedavg", "fedsam"):
-        assert re.search(rf"^\s*{method}( +\d+\.\d %){{3}} +2 ", done.out, re.MULTILINE)
+        assert re.search(rf"^\s*{method}( +\d+\.\d %){{3}} +2( +[1-9][\d.]* kB){{2}} ", done.out, re.MULTILINE)
         assert f"here/{method}/0" in done.out
         assert Path("here", method, "0", "result.json").exists()
     assert "best on test, as in the papers" in done.out

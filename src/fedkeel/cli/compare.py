@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from fedkeel.cli.console import count, in_json, megabytes, note, stdout, table
+from fedkeel.cli.console import count, in_json, note, stdout, table
 from fedkeel.cli.pages import Json, examples, option
 from fedkeel.errors import RequestError
-from fedkeel.text import duration
+from fedkeel.text import byte_size, duration
 
 if TYPE_CHECKING:
     from fedkeel.studies.compare import Comparison
@@ -73,7 +73,7 @@ def compare(
 ) -> None:
     """Compare runs: mean and spread over seeds, paired differences with intervals, and the cost to a target.
 
-    Costs are rounds, megabytes both ways, seconds and the clients' gradient evaluations until the target accuracy is
+    Costs are rounds, bytes both ways, seconds and the clients' gradient evaluations until the target accuracy is
     first reached; gradients that a server takes are not counted. Of a sweep's folder the final runs are compared, not
     the settings that were tried on the way.
     """
@@ -175,7 +175,7 @@ def show_cost(made: Comparison) -> None:
     aim = (
         f"{100 * target:.2f} % accuracy" if measure == "accuracy" else f"a {measure.replace('_', ' ')} of {target:.4g}"
     )
-    shown = table(["method!", "reached>", "rounds>", "MB>", "time>", "clients' gradients>"], f"to {aim}")
+    shown = table(["method!", "reached>", "rounds>", "sent>", "time>", "clients' gradients>"], f"to {aim}")
     some = False
     for group in groups:
         cost = cost_to(group, target)
@@ -184,7 +184,7 @@ def show_cost(made: Comparison) -> None:
             shown.add_row(group.label, f"0 of {len(group.runs)}", *["–"] * 4)
             continue
         reached, rounds = f"{cost.reached} of {len(group.runs)}", write_rounds(cost.rounds)
-        spent = megabytes(cost.megabytes * 1e6), duration(cost.seconds), count(round(cost.gradients))
+        spent = byte_size(cost.megabytes * 1e6), duration(cost.seconds), count(round(cost.gradients))
         shown.add_row(group.label, reached, rounds, *spent)
     stdout().print(shown)
     if some:

@@ -184,10 +184,6 @@ def describe_score(score: float | None) -> str:
     return f"{100 * score:.2f} %" if score >= 0 else f"loss {-score:.4g}"
 
 
-def megabytes(size: float) -> str:
-    return f"{size / 1e6:.1f}" if size < 1e8 else f"{size / 1e6:,.0f}".replace(",", " ")
-
-
 def count(number: int) -> str:
     """Digits in groups of three."""
     return f"{number:,}".replace(",", " ")

@@ -8,10 +8,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from fedkeel.cli.console import count, in_json, measured, megabytes, table
+from fedkeel.cli.console import count, in_json, measured, table
 from fedkeel.cli.training import Outcome
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import describe_stop
+from fedkeel.text import byte_size
 
 NUMBERS = ("best", "last", "mean_last")
 
@@ -24,7 +25,7 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
     personal = any(outcome.run and "reported" in outcome.run.result for outcome in outcomes)
     names = (*NUMBERS, "reported") if personal else NUMBERS
     titles = [last if name == "mean_last" else name for name in names]
-    columns = ["seed", *titles, "rounds", "MB up", "MB down", "seconds"]
+    columns = ["seed", *titles, "rounds", "up", "down", "seconds"]
     made = table(["method!", *(f"{name}>" for name in columns if seeds or name != "seed")])
     leader = find_leader(outcomes)
     for outcome in outcomes:
@@ -54,8 +55,8 @@ def write_numbers(outcome: Outcome, names: Sequence[str] = NUMBERS) -> list[str]
     return [
         *(measured(result.get(name), result["judged_on"]) for name in names),
         count(result["rounds"]),
-        megabytes(result["bytes_up"]),
-        megabytes(result["bytes_down"]),
+        byte_size(result["bytes_up"]),
+        byte_size(result["bytes_down"]),
         f"{outcome.seconds:.1f}",
     ]
 

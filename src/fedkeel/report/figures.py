@@ -16,6 +16,7 @@ from fedkeel.report.drawing import Chart, add_legend, finish, lay_out, new_axes,
 from fedkeel.report.series import Curve, curve, measures, spectra, spent_by
 from fedkeel.report.source import Group
 from fedkeel.report.sweeps import sweep_charts, trials_of_runs
+from fedkeel.text import byte_unit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,7 +58,7 @@ NOTES = {
 }
 PARTS = {"drift": "drift", "update": "drift", "state": "kept", "report": "kept", "alpha": "kept", "radius": "kept"}
 """The part of a page by the first word of a measure; `curves` for the others."""
-AXES = {"rounds": ("round", "round"), "seconds": ("second", "seconds"), "bytes": ("byte", "sent both ways (MB)")}
+AXES = {"rounds": ("round", "round"), "seconds": ("second", "seconds"), "bytes": ("byte", "sent both ways ({})")}
 POINTS = 1000  # of a curve in a file
 DECADES = 100.0  # from how many times the least value on a scale is logarithmic
 
@@ -123,21 +124,27 @@ def charts(setting: Setting, points: int, axes: Sequence[str] = ("rounds",)) -> 
 
 def curves(setting: Setting, measure: str, against: str, points: int) -> Figure:
     """A measure with a band of one standard deviation over seeds."""
+
+    def find_points(group: Group) -> tuple[Any, Curve] | None:
+        if (found := curve(group, measure, points)) is None:
+            return None
+        x = found.rounds if against == "rounds" else spent_by(group, against, found.rounds)
+        return np.asarray(x, dtype=float), found
+
     axes, every = new_axes(), list[float]()
-    for one in shown(setting, lambda group: (group, curve(group, measure, points)), every=True):
-        group, found = one.data
-        if found is None:
-            continue
-        x = np.asarray(found.rounds if against == "rounds" else spent_by(group, against, found.rounds), dtype=float)
-        x = x / 1e6 if against == "bytes" else x
+    drawn = shown(setting, find_points, every=True)
+    most = max((one.data[0].max(initial=0.0) for one in drawn), default=0.0)
+    size, unit = byte_unit(most) if against == "bytes" else (1.0, "")
+    for one in drawn:
+        x, found = one.data
         mark = {"linewidth": 1.3, "marker": "o" if len(x) == 1 else None, "markersize": 4}
-        y = draw_curve(axes, x, found, measure, one.look | mark, gid=f"band-{one.id}")
+        y = draw_curve(axes, x / size, found, measure, one.look | mark, gid=f"band-{one.id}")
         every += y[np.isfinite(y)].tolist()
     if 0 < min(every, default=0.0) < max(every, default=0.0) / DECADES:
         axes.set_yscale("log")
     if against == "rounds":
         axes.xaxis.get_major_locator().set_params(integer=True)
-    return finish(axes, xlabel=AXES[against][1], ylabel=name_axis(measure))
+    return finish(axes, xlabel=AXES[against][1].format(unit), ylabel=name_axis(measure))
 
 
 def draw_curve(axes: Any, x: Any, found: Curve, measure: str, look: Mapping[str, Any], **band: Any) -> Any:

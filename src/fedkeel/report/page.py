@@ -22,7 +22,7 @@ from fedkeel.report.sites import sites
 from fedkeel.report.source import Source
 from fedkeel.report.sweeps import sweep_charts, trials_of_runs
 from fedkeel.report.tables import commands, summary
-from fedkeel.text import plural
+from fedkeel.text import byte_size, plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,7 +83,7 @@ def page(made: Content, title: str | None = None) -> str:
         if len(text.encode(errors="replace")) < MOST_BYTES:
             return text
     raise RequestError(
-        f"{made.runs} runs do not fit into a page of {MOST_BYTES // 1_000_000} MB.", "report fewer runs at once"
+        f"{made.runs} runs do not fit into a page of {byte_size(MOST_BYTES)}.", "report fewer runs at once"
     )
 
 

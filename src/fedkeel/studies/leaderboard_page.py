@@ -11,11 +11,12 @@ from fedkeel.errors import RequestError
 from fedkeel.studies.compare import describe_difference, paired_differences, write_rounds
 from fedkeel.studies.grids import describe, drop_repeats, grid_of, settings_of
 from fedkeel.studies.leaderboard import Arena, Leaderboard, Line, mean
+from fedkeel.text import byte_size
 
 HEAD = (files("fedkeel.studies") / "leaderboard_page.md").read_text(encoding="utf-8")
 COLUMNS = (
     "method", "chosen", "seeds", "last", "best", "averaged", "last to {}", "95 %", "rounds to {:g} %",
-    "gradients to it", "MB a run",
+    "gradients to it", "sent a run",
 )  # fmt: skip
 
 
@@ -96,7 +97,7 @@ def _cells(line: Line, baseline: Line | None, chosen: str) -> list[str]:
         *describe_difference(paired_differences(line.values("last"), others), 100, 2),
         "–" if rounds is None else f"{write_rounds(rounds)}{some}",
         "–" if gradients is None else f"{gradients:.0f}",
-        f"{mean(line.values('megabytes')) or 0:.0f}",
+        byte_size(1e6 * (mean(line.values("megabytes")) or 0)),
     ]
 
 

@@ -158,7 +158,7 @@ def test_progress_counts_samples(tmp_path):
 def test_too_little_space_is_said_before_anything_is_written(tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 10**6, 1000))
-    with pytest.raises(DataError, match=r"no space left in .* for cifar10, which needs 0\.1 MB") as raised:
+    with pytest.raises(DataError, match=r"no space left in .* for cifar10, which needs 80\.1 kB") as raised:
         load_from(SOURCE, tmp_path)
     assert "FEDKEEL_DATA" in raised.value.hint
     assert not list(tmp_path.iterdir())

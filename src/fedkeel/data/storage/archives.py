@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.errors import DataError
+from fedkeel.text import byte_size
 
 BLOCK = 1 << 20
 FREE, RATIO = 64 << 20, 100
@@ -63,7 +64,7 @@ class Room:
 
 def too_large(what: str, size: int) -> DataError:
     return DataError(
-        f"{what} states {size / 1e6:.1f} MB, more than this data set may have: nothing of it was unpacked",
+        f"{what} states {byte_size(size)}, more than this data set may have: nothing of it was unpacked",
         hint="fetch the published file",
     )
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedkeel.data.dataset import Dataset, DatasetCard
 from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError
-from fedkeel.text import in_one_line
+from fedkeel.text import byte_size, in_one_line
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many samples are done, and of how many (0: not known)."""
@@ -248,7 +248,7 @@ def check_space(source: Source, root: Path) -> None:
 
 
 def no_space(source: Source, root: Path) -> DataError:
-    size = f", which needs {needed_bytes(source) / 1e6:.1f} MB" if needed_bytes(source) else ""
+    size = f", which needs {byte_size(needed_bytes(source))}" if needed_bytes(source) else ""
     return DataError(
         f"no space left in {root} for {source.card.name}{size}",
         hint="free some space, or set FEDKEEL_DATA to a folder on another disk",

@@ -87,49 +87,100 @@ function plotsOf(svg) {
       const group = path.closest("[data-group]"), use = group.querySelector(`use[href="#${path.id}"]`);
       return {path, group: group.dataset.group, band: group.classList.contains("band"), down: use ? +use.getAttribute("y") : 0, drawn: path.getAttribute("d")};
     });
-    plot.ticks = all("use", element).filter((use) => !use.closest("[data-group]")).map((use) => {
-      const text = use.parentNode.parentNode.parentNode.querySelector("text");
-      return {text, was: text?.textContent, x: +use.getAttribute("x"), y: +use.getAttribute("y")};
-    }).filter((tick) => tick.text);
+    plot.axes = axesOf(plot);
     plot.label = all("text", element).find((text) => text.textContent === plot.words.x);
     plot.now = {x: plot.x, y: plot.y};
     return plot;
   });
 }
 
+// what was drawn of x and of y: ticks, and a power of ten behind the name of the axis
+function axesOf(plot) {
+  const found = {};
+  for (const use of all("use", plot.element).filter((one) => !one.closest("[data-group]"))) {
+    const tick = use.parentNode.parentNode.parentNode, group = tick.parentNode;
+    if (tick === plot.element || !tick.querySelector("text") || Object.values(found).some((axis) => axis.group === group)) continue;
+    const isTick = (part) => part.querySelector("use"), parts = [...group.children], [, ...powers] = parts.filter((part) => !isTick(part));
+    const drawn = [...parts.filter(isTick), ...powers], first = {tick, x: +use.getAttribute("x"), y: +use.getAttribute("y")};
+    found[!found.x && Math.abs(first.y - plot.bottom) < 0.1 ? "x" : "y"] = {group, drawn, first};
+  }
+  return found;
+}
+
 const valueAt = ([low, high, log], share) => (log ? low * (high / low) ** share : low + share * (high - low));
 const shareOf = ([low, high, log], value) => (log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low));
 const across = (plot, at) => (at - plot.left) / (plot.right - plot.left), upwards = (plot, at) => (at - plot.bottom) / (plot.top - plot.bottom);
 
-// ---- other scales: lines are moved, ticks stay where they are and tell other numbers ---------------------------
-const AXES = {rounds: "round", seconds: "seconds", bytes: "sent both ways (MB)"};
+// ---- other scales: lines are moved, and ticks stand at round numbers -------------------------------------------
+const UNITS = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]];
+const unitOf = (size) => UNITS.find(([one]) => size >= 0.9995 * one) ?? UNITS.at(-1);
+const below = (value) => 10 ** Math.floor(Math.log10(value) + 1e-9);
+
+// the round numbers of a scale, each with the size of its last digit
+function roundNumbers([low, high, log]) {
+  const decades = log ? Math.log10(high / low) : 0, found = [];
+  if (decades < 0.8) {
+    const rough = (high - low) / 6, step = [1, 2, 5, 10].map((times) => times * below(rough)).find((one) => one >= 0.999 * rough);
+    for (let n = Math.ceil(low / step); n * step <= high; n++) found.push([n * step, below(step)]);
+    return found;
+  }
+  const every = Math.ceil(decades / 7);
+  for (let n = Math.floor(Math.log10(low)); n <= Math.log10(high); n++) {
+    for (const times of decades < 2.5 ? [1, 2, 5] : n % every ? [] : [1]) found.push([times * 10 ** n, 10 ** n]);
+  }
+  return found.filter(([value]) => value >= low && value <= high);
+}
+
+function writtenTick([value, digit]) {
+  const size = Math.abs(value), places = (one) => Math.max(0, Math.round(Math.log10(one)));
+  if (size < digit / 2) return "0";
+  if (size < 1e-3 || size >= 1e6) return value.toExponential(places(below(size) / digit)).replace("e+", "e");
+  return value.toFixed(places(1 / digit));
+}
+
+// copies of the first tick at the round numbers of another scale; without one, the ticks that were drawn
+function placeTicks(plot, name, scale) {
+  const axis = plot.axes[name];
+  if (!axis) return;
+  all(".tick", axis.group).forEach((tick) => tick.remove());
+  axis.drawn.forEach((part) => { part.style.display = scale ? "none" : ""; });
+  for (const number of scale ? roundNumbers(scale) : []) {
+    const share = shareOf(scale, number[0]), tick = axis.first.tick.cloneNode(true);
+    const [right, down] = name === "x" ? [plot.left + share * (plot.right - plot.left) - axis.first.x, 0] : [0, plot.bottom + share * (plot.top - plot.bottom) - axis.first.y];
+    all("defs", tick).forEach((part) => part.remove());
+    tick.setAttribute("transform", `translate(${right.toFixed(2)} ${down.toFixed(2)})`);
+    tick.style.display = "";
+    tick.querySelector("text").textContent = writtenTick(number);
+    tick.classList.add("tick");
+    axis.group.append(tick);
+  }
+}
+
+const AXES = {rounds: "round", seconds: "seconds", bytes: "sent both ways"};
 
 function spentBy(id, part, round) {
   const group = DATA.settings.flatMap((setting) => setting.groups).find((one) => one.id === id), known = group.rounds, spent = group[part];
   const i = Math.max(0, known.findIndex((number) => number >= round)), share = i ? (round - known[i - 1]) / (known[i] - known[i - 1]) : 1;
-  return (i ? spent[i - 1] + share * (spent[i] - spent[i - 1]) : spent[0]) / (part === "bytes" ? 1e6 : 1);
+  return (i ? spent[i - 1] + share * (spent[i] - spent[i - 1]) : spent[0]);
 }
 
 function rescale(plot, part, log) {
   const points = (one) => [...one.drawn.matchAll(/(-?[\d.]+) (-?[\d.]+)/g)].map(([, x, y]) => [+x, +y]);
   const other = part !== "rounds" && plot.words.x === "round", lines = plot.paths.filter((one) => !one.band);
-  const x = (one, at) => { const value = valueAt(plot.x, across(plot, at)); return other ? spentBy(one.group, part, Math.round(value)) : value; };
+  const spent = (one, at) => { const value = valueAt(plot.x, across(plot, at)); return other ? spentBy(one.group, part, Math.round(value)) : value; };
   const y = (one, at) => valueAt(plot.y, upwards(plot, at + one.down));
   const heights = lines.flatMap((one) => points(one).map(([, at]) => y(one, at))), low = Math.min(...heights), high = Math.max(...heights);
-  const most = other ? Math.max(...lines.flatMap((one) => points(one).map(([at]) => x(one, at)))) : 0;
-  plot.now = {x: other ? [-0.03 * most, 1.03 * most, false] : plot.x, y: log && low > 0 && high > low ? [low ** 1.05 / high ** 0.05, high ** 1.05 / low ** 0.05, true] : plot.y};
+  const whole = other ? Math.max(...lines.flatMap((one) => points(one).map(([at]) => spent(one, at)))) : 0;
+  const [unit, called] = other && part === "bytes" ? unitOf(whole) : [1, ""], most = whole / unit, x = (one, at) => spent(one, at) / unit;
+  plot.now = {x: other ? [-0.03 * most, 1.03 * most, false] : plot.x, y: log && !plot.y[2] && low > 0 && high > low ? [low ** 1.05 / high ** 0.05, high ** 1.05 / low ** 0.05, true] : plot.y};
   for (const one of plot.paths) {
     one.path.setAttribute("d", one.drawn.replace(/(-?[\d.]+) (-?[\d.]+)/g, (_, across, down) => {
       const wide = shareOf(plot.now.x, x(one, +across)), tall = shareOf(plot.now.y, Math.max(y(one, +down), plot.now.y[2] ? plot.now.y[0] : -Infinity));
       return `${(plot.left + wide * (plot.right - plot.left)).toFixed(2)} ${(plot.bottom + tall * (plot.top - plot.bottom) - one.down).toFixed(2)}`;
     }));
   }
-  const short = (value) => written(+value.toPrecision(2));
-  for (const tick of plot.ticks) {
-    if (Math.abs(tick.y - plot.bottom) < 0.1) tick.text.textContent = plot.now.x === plot.x ? tick.was : short(valueAt(plot.now.x, across(plot, tick.x)));
-    else tick.text.textContent = plot.now.y === plot.y ? tick.was : short(valueAt(plot.now.y, upwards(plot, tick.y)));
-  }
-  if (plot.label) plot.label.textContent = other ? AXES[part] : plot.words.x;
+  for (const name of ["x", "y"]) placeTicks(plot, name, plot.now[name] === plot[name] ? null : plot.now[name]);
+  if (plot.label) plot.label.textContent = other ? AXES[part] + (called && ` (${called})`) : plot.words.x;
 }
 
 function follow(svg, plots) {
