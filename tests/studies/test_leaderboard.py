@@ -260,3 +260,15 @@ def test_the_packages_own_table_has_every_method_and_the_page_is_its():
     lines = read_lines(Path(__file__).parents[2] / "results" / "leaderboard.jsonl")
     page = Path(__file__).parents[2] / "docs" / "leaderboard.md"
     assert page.read_text(encoding="utf-8") == write_page(board, lines)
+
+
+def test_a_page_of_ones_own_names_its_own_files(fedkeel):
+    Path("table.toml").write_text(tomli_w.dumps(BOARD))
+    words = ["leaderboard", "table.toml", "--minutes", "0", "--lines", "my lines.jsonl", "--page", "table.md"]
+    assert fedkeel(*words).code == 0
+    page = Path("table.md").read_text()
+    assert "`fedkeel leaderboard table.toml --lines 'my lines.jsonl' --page table.md` makes it" in page
+    assert "`my lines.jsonl`; nothing is typed by hand" in page
+    assert "`fedkeel leaderboard table.toml --lines 'my lines.jsonl'` trains what is missing" in page
+    assert "results/leaderboard" not in page
+    assert "docs/leaderboard" not in page

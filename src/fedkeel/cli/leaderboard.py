@@ -85,5 +85,5 @@ def leaderboard(
         say(stderr(), "line", "bold green", f"{arena.name}, {name}: {f'last {told}' if told else 'failed'}")
     if page is not None:
         with writing(page):
-            write_text(page, write_page(board, known))
+            write_text(page, write_page(board, known, file, lines, page))
         typer.echo(page)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from fedkeel.errors import RequestError
@@ -14,16 +16,25 @@ from fedkeel.studies.leaderboard import Arena, Leaderboard, Line, mean
 from fedkeel.text import byte_size
 
 HEAD = (files("fedkeel.studies") / "leaderboard_page.md").read_text(encoding="utf-8")
+LINES, PAGE = Path("results/leaderboard.jsonl"), Path("docs/leaderboard.md")  # of the package's own table
 COLUMNS = (
     "method", "chosen", "seeds", "last", "best", "averaged", "last to {}", "95 %", "rounds to {:g} %",
     "gradients to it", "sent a run",
 )  # fmt: skip
 
 
-def write_page(board: Leaderboard, lines: Sequence[Line]) -> str:
-    """Markdown: a table for each setting, best last model first, and what is not run yet."""
+def write_page(
+    board: Leaderboard, lines: Sequence[Line], file: Path | None = None, source: Path = LINES, page: Path = PAGE
+) -> str:
+    """Markdown: a table for each setting, best last model first, and what is not run yet.
+
+    The page names what it is made from: the table's `file`, the `source` of its lines, and itself.
+    """
+    words = ["fedkeel", "leaderboard", *([] if file is None else [str(file)])]
+    command = shlex.join([*words, *([] if source == LINES else ["--lines", str(source)])])
+    names = {"command": command, "source": source.as_posix(), "page": shlex.quote(page.as_posix())}
     seeds = {1: "one"}.get(len(board.seeds), str(len(board.seeds)))
-    parts = [HEAD.format(tries=board.tries, seed=board.seed, seeds=seeds, baseline=board.baseline)]
+    parts = [HEAD.format(**names, tries=board.tries, seed=board.seed, seeds=seeds, baseline=board.baseline)]
     for arena in board.arenas:
         here = [line for line in lines if line.identity == board.identity(arena)]
         known = {line.method: line for line in here if not line.superseded}
