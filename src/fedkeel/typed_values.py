@@ -164,6 +164,11 @@ def flatten(value: Any, name: str = "", *, lists: bool = True) -> dict[str, Any]
     return {word: item for part in parts for word, item in part.items()}
 
 
+def name_keys(keys: Iterable[str]) -> list[str]:
+    """The last words of dotted names, each once; numbers of a list's items are none."""
+    return list(dict.fromkeys([word for word in key.split(".") if not word.isdecimal()][-1] for key in keys))
+
+
 # ---- one value against one annotation ------------------------------------------------------------------------------
 def find_fault(value: Any, wanted: Any) -> str:
     """Say what is wrong with a value for an annotation: its type, or the range of a number. Empty: nothing.

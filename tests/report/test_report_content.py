@@ -43,6 +43,21 @@ def test_seeds_are_gathered_and_methods_told_apart(tmp_path):
     assert len({group.setting for group in groups}) == 1
 
 
+def test_labels_that_coincide_name_the_key_that_differs(tmp_path):
+    """Rates that few digits do not tell apart, and problems of one title."""
+    groups = groups_of(read(*(made_up(tmp_path / str(lr), lr=lr, tracked=False) for lr in (0.1234567, 0.1234568, 0.2))))
+    assert [group.label for group in groups] == [
+        "fedavg lr=0.123457", "fedavg lr=0.123457 (2, another lr)", "fedavg lr=0.2"
+    ]  # fmt: skip
+    for name in "abc":
+        folder = made_up(tmp_path / name, rounds=1, tracked=False)
+        text = (folder / "experiment.toml").read_text()
+        (folder / "experiment.toml").write_text(text.replace('dataset = "digits"', f'problem = "python:{name}"'))
+        (folder / "clients.json").write_text('{"problem": "mine", "sizes": [1]}')
+    groups = groups_of(read(*(tmp_path / name for name in "abc")))
+    assert [group.label for group in groups] == ["fedavg", "fedavg (2, another problem)", "fedavg (3, another problem)"]
+
+
 def test_a_repeat_is_left_out_and_the_page_says_so(tmp_path, drawn_only):
     """Of runs with the same seeds the one that went furthest counts, of those that went as far the last."""
     folders = [made_up(tmp_path / name, seed=seed) for name, seed in (("0", 0), ("0-again", 0), ("1", 1))]

@@ -41,6 +41,11 @@ def test_runs_are_grouped_by_all_but_their_seed():
     assert list(groups[0].runs) == [0, 1]
 
 
+def test_a_run_that_leaves_out_what_another_sets_names_its_key():
+    runs = [made("fedavg", 0, [0.5]), made("fedavg", 0, [0.6], clip=1.0)]
+    assert [group.label for group in group_runs(runs)] == ["fedavg (default clip)", "fedavg (clip=1.0)"]
+
+
 def test_seeds_that_divide_the_same_data_of_ones_own_are_one_method(tmp_path):
     """In memory and read from folders; other data, another partition or network are told apart, and a folder that does
     not say what was divided is compared by its own digest."""

@@ -29,7 +29,7 @@ from fedkeel.runs.folder import (
 from fedkeel.runs.record import RoundRecord, describe_stop, judged_on, summarise
 from fedkeel.studies.diagnose import read_diagnostics
 from fedkeel.text import make_printable, write_value
-from fedkeel.typed_values import flatten, read_values
+from fedkeel.typed_values import flatten, name_keys, read_values
 
 ASIDE = ("seed", "partition_seed")  # runs that differ in nothing else repeat one experiment
 SETTING = ("dataset", "problem", "model", "partition")  # what is learned, by which model, from whom
@@ -218,7 +218,7 @@ def groups_of(sources: Sequence[Source]) -> list[Group]:
             alike = [i for i in here if members[i][0].method == method]
             for i, words in zip(alike, differences([members[i][0] for i in alike]), strict=True):
                 labels[i] = " ".join([method, *words])
-    named = zip(unique(labels, settings), settings, members, gathered.values(), strict=True)
+    named = zip(unique(labels, settings, [runs[0] for runs in members]), settings, members, gathered.values(), strict=True)
     return [
         Group(label, setting, runs, [run for run in every if run not in runs]) for label, setting, runs, every in named
     ]
@@ -232,13 +232,17 @@ def keep_one_of_each(runs: Sequence[Source]) -> list[Source]:
     return list(kept.values())
 
 
-def unique(labels: Sequence[str], settings: Sequence[str]) -> list[str]:
-    """Labels that still coincide within a setting are numbered."""
-    seen: dict[tuple[str, str], int] = {}
+def unique(labels: Sequence[str], settings: Sequence[str], sources: Sequence[Source]) -> list[str]:
+    """Labels that still coincide within a setting are numbered, and name what is not as in the first of them."""
+    seen: dict[tuple[str, str], list[Source]] = {}
     found = []
-    for label, setting in zip(labels, settings, strict=True):
-        number = seen[label, setting] = seen.get((label, setting), 0) + 1
-        found.append(label if number == 1 else f"{label} ({number})")
+    for label, setting, source in zip(labels, settings, sources, strict=True):
+        same = seen.setdefault((label, setting), [])
+        same.append(source)
+        one, other = flatten(same[0].experiment), flatten(source.experiment)
+        keys = [key for key in one | other if one.get(key) != other.get(key) and key.split(".")[0] not in ASIDE]
+        words = [str(len(same)), *(f"another {name}" for name in name_keys(keys))]
+        found.append(label if len(same) == 1 else f"{label} ({', '.join(words)})")
     return found
 
 

@@ -11,7 +11,7 @@ from fedkeel.problems.policy import POLICY, leave_out_defaults
 from fedkeel.runs.environment import compared_as
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import judged_on
-from fedkeel.typed_values import flatten
+from fedkeel.typed_values import flatten, name_keys
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,16 @@ def settings_of(run: Run) -> dict[str, Any]:
 
 def _setting(run: Run, name: str, runs: Sequence[Run]) -> list[str]:
     """Say what sets a run apart from the others of its method."""
-    mine = flatten(settings_of(run))
+    whole = flatten(settings_of(run))
     others = [flatten(settings_of(other)) for other in runs if other.plan.method.name == name]
-    mine = leave_out_defaults(mine, others)
+    mine = leave_out_defaults(whole, others)
     varied = [key for key in mine if any(other.get(key) != mine[key] for other in others)]
     words = [f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in varied if key not in ("seed", "partition_seed")]
     judged = any(key.startswith(POLICY) for other in others for key in other)
-    return ["the server's model", *words] if judged and run.plan.evaluation is None else words
+    if judged and run.plan.evaluation is None:
+        return ["the server's model", *words]
+    lacking = name_keys(key for other in others for key in other if key not in whole)
+    return words or [f"default {key}" for key in lacking]
 
 
 def measures_of(groups: Sequence[RunGroup]) -> set[str]:
