@@ -9,7 +9,6 @@ FedkeelError
 │   ├── FolderError          a run folder that is foreign, busy, read-only or damaged
 │   └── UntrustedError       a file names code that nobody vouches for
 └── RunError             the run failed while it was running: exit code 1
-    └── DivergedError        a loss or a model is not finite, and the run cannot go on
 """
 
 from __future__ import annotations
@@ -77,10 +76,6 @@ class UntrustedError(RequestError):
 
 class RunError(FedkeelError):
     exit_code = 1
-
-
-class DivergedError(RunError):
-    pass
 
 
 class OwnCodeError(RunError):

@@ -10,7 +10,7 @@ from fedkeel.papers.ledger import Entry
 from fedkeel.papers.reproduce import settings_of
 from fedkeel.report.figure_page import compare_with_paper, write_figure
 from fedkeel.report.figure_runs import FigureRuns, source_of_entry
-from fedkeel.report.paper_figures import choose_looks
+from fedkeel.report.paper_figures import choose_looks, draw
 
 
 def line(cell, value, rounds=None, seed=0):
@@ -90,6 +90,13 @@ def test_curves_of_a_ledger_have_the_rounds_that_it_keeps():
     assert [(r.round, r.accuracy) for r in group.runs[0].records] == [(1, 0.1), (5, 0.55), (10, 0.6)]
     assert not runs.missing()
     assert [c.row for c in runs_with(figure, {"FedSAM": [60]}).missing()] == ["FedSCAM"]
+
+
+def test_a_shortened_curve_ends_in_a_diamond_and_no_other_does():
+    figure = find_figure("fedwmsam:figure-4")
+    runs = runs_with(figure, {"FedWMSAM": [76], "FedSAM": [60]}, rounds={"FedWMSAM": 250})
+    lines = [line for chart in draw(runs) for axes in chart.figure.axes for line in axes.lines]
+    assert [tuple(line.get_xydata()[0]) for line in lines if line.get_marker() == "D"] == [(250, 76)]
 
 
 def test_a_best_round_is_no_point_of_a_curve():

@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.core.trees import all_finite
 from fedkeel.data.clients import ClientData, HeldOut, SharedClients, in_memory
-from fedkeel.errors import DataError, DivergedError
+from fedkeel.errors import DataError, RunError
 from fedkeel.problems.module_state import Place, copy_whole, place_function
 
 if TYPE_CHECKING:
+    from fedkeel.core.rule import State
     from fedkeel.problems.task import Task
 
 TRIED = 8  # samples with such targets on which a loss is tried
@@ -68,6 +70,10 @@ def has_sound_targets(task: Task, data: ClientData, client: int, size: int) -> b
     return bool(torch.isfinite(losses).all())
 
 
+class DivergedError(RunError):
+    """A loss, a model or the server's memory is not finite, and the run cannot go on."""
+
+
 def explain_by_data(task: Task, clients: Sequence[int]) -> str:
     """Say whose data explain that clients diverged, to be put behind the error; empty where none do."""
     for kind, is_sound in (("input data", has_sound_inputs), ("targets", partial(has_sound_targets, task))):
@@ -84,6 +90,15 @@ def explain_divergence(task: Task, clients: Sequence[int], trained: int, round: 
     return DivergedError(
         f"the loss or the model of client {clients[0]} is not finite in round {round}{among}{why}.",
         CLEAN if why else "lower lr or set clip; the rounds before this one are kept",
+    )
+
+
+def explain_server_divergence(server: State, round: int) -> DivergedError:
+    """The error of a run whose server is not finite after a round, though the clients are."""
+    what = "model is" if not all_finite(server["params"]) else "memory is"
+    return DivergedError(
+        f"the server's {what} not finite after round {round}, though the clients' reports are.",
+        "look at the weights of the clients, the server's rules and server_lr; the rounds before are kept",
     )
 
 

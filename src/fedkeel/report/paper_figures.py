@@ -93,14 +93,19 @@ def draw_by_parameter(axes: Any, runs: FigureRuns, panel: Panel, looks: dict[str
 
 
 def draw_curves(axes: Any, runs: FigureRuns, panel: Panel, looks: dict[str, tuple[str, int]]) -> None:
-    """By round, a band of one standard deviation over seeds, the paper's number hollow at the end."""
+    """By round, a band of one standard deviation over seeds, the paper's number hollow at the end; a shortened curve
+    ends in a diamond."""
+    shortened = {panel.line_of(cell) for cell in panel.cells if runs.judged[cell.place].shortened}
     for group in runs.group_lines(panel):
         found = curve(group, panel.measure, POINTS)
         if found is None:
             continue
         colour, dash = looks[group.label]
         look = {"color": colour, "linestyle": STYLES[dash], "linewidth": 1.2, "markersize": 3}
-        draw_curve(axes, found.rounds, found, panel.measure, look | {"marker": "o" if len(found.mean) < 8 else None})
+        mark = {"marker": "o" if len(found.mean) < 8 else None}
+        y = draw_curve(axes, found.rounds, found, panel.measure, look | mark)
+        if group.label in shortened:
+            axes.plot(found.rounds[-1], y[-1], "D", color=colour, markersize=4.5)
     for cell in panel.cells if panel.measure == "accuracy" else ():
         mine = runs.judged[cell.place]
         if cell.reported is not None and mine.entries and not mine.shortened:

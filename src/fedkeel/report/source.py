@@ -218,7 +218,8 @@ def groups_of(sources: Sequence[Source]) -> list[Group]:
             alike = [i for i in here if members[i][0].method == method]
             for i, words in zip(alike, differences([members[i][0] for i in alike]), strict=True):
                 labels[i] = " ".join([method, *words])
-    named = zip(unique(labels, settings, [runs[0] for runs in members]), settings, members, gathered.values(), strict=True)
+    labels = unique(labels, settings, [runs[0] for runs in members])
+    named = zip(labels, settings, members, gathered.values(), strict=True)
     return [
         Group(label, setting, runs, [run for run in every if run not in runs]) for label, setting, runs, every in named
     ]

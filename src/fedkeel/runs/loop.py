@@ -21,8 +21,8 @@ from fedkeel.engines.machine import delay_signals, used_by_others
 from fedkeel.engines.measure import RemainingWork
 from fedkeel.engines.memory import state_budget
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.errors import DivergedError, FolderError
-from fedkeel.problems.sound_data import explain_by_data, explain_divergence
+from fedkeel.errors import FolderError
+from fedkeel.problems.sound_data import DivergedError, explain_by_data, explain_divergence, explain_server_divergence
 from fedkeel.problems.task import Task
 from fedkeel.runs import checkpoint
 from fedkeel.runs.callbacks import Callback
@@ -172,15 +172,17 @@ class Loop:
             self.save()
             self.seconds.merge(getattr(engine, "seconds", {}))
             self._write_timing()
+        identity = self.experiment.fingerprint()
         model, trained = deploy(self.method, self.server), self.server if self.method.deploys_another else None
         if told < self.done and self.folder is not None:
             self.callbacks.see_checkpoint(self.experiment, self.records, model)
-        final = result(self.records, model, self.plan.evaluate_every, self.experiment.fingerprint(), trained)
+        final = result(self.records, model, self.plan.evaluate_every, identity, trained)
         final |= self.judge.verdict(engine, tuner, self.server, self.records) | self.callbacks.result()
         if self.folder is not None:
             self.folder.write_result(final)
+        path = None if self.folder is None else self.folder.path
         given, kept = (self.task.problem, self.history), (self.callbacks.state.kept, self.callbacks.models)
-        run = Run(self.experiment, self.records, final, self.server, self.callbacks.folder, *given, *kept, base=self.task.base)
+        run = Run(self.experiment, self.records, final, self.server, path, *given, *kept, base=self.task.base)
         self.callbacks.see_end(run)
         if progress is not None:
             progress.finished(run)
@@ -225,11 +227,7 @@ class Loop:
                 reports["learned"] = self.run_server_phase(message, reports, t, lr)
             server = server_round(self.method, server, reports, self.plan.server_share_at(t))
             if not all_finite(server):  # momenta and control variates, too: they are the next round's
-                what = "model is" if not all_finite(server["params"]) else "memory is"
-                raise DivergedError(
-                    f"the server's {what} not finite after round {t + 1}, though the clients' reports are.",
-                    "look at the weights of the clients, the server's rules and server_lr; the rounds before are kept",
-                )
+                raise explain_server_divergence(server, t + 1)
             loss = float(reports["loss"].to(torch.float64).mean())
             drift = float(reports["delta"].norm().to(torch.float64).mean())
             if self.observers:
