@@ -102,7 +102,8 @@ function axesOf(plot) {
     if (tick === plot.element || !tick.querySelector("text") || Object.values(found).some((axis) => axis.group === group)) continue;
     const isTick = (part) => part.querySelector("use"), parts = [...group.children], [, ...powers] = parts.filter((part) => !isTick(part));
     const drawn = [...parts.filter(isTick), ...powers], first = {tick, x: +use.getAttribute("x"), y: +use.getAttribute("y")};
-    found[!found.x && Math.abs(first.y - plot.bottom) < 0.1 ? "x" : "y"] = {group, drawn, first};
+    const upright = all("use", group).every((one) => Math.abs(one.getAttribute("x") - plot.left) < 0.1);
+    found[upright ? "y" : "x"] = {group, drawn, first};
   }
   return found;
 }
