@@ -139,6 +139,29 @@ def test_classes_of_pixels_lie_on_the_second_axis_where_both_fit():
     assert class_scores(words, torch.zeros(4, 7, dtype=torch.int64)) is words
 
 
+@pytest.mark.parametrize("length", [4, 5])
+@pytest.mark.parametrize("last", [True, False])
+def test_where_both_axes_fit_a_loss_of_the_last_is_told(length, last, caplog):
+    classes = 5
+
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scores = nn.Embedding(classes, classes)
+
+        def forward(self, x):
+            return self.scores(x) if last else self.scores(x).movedim(-1, 1)
+
+    def loss(output, target):
+        return F.cross_entropy(output.movedim(-1, 1) if last else output, target)
+
+    x = torch.arange(6 * length).view(6, length) % classes
+    torch.manual_seed(0)
+    given = fk.Problem(model=Words(), loss=loss, clients=[(x, x)], test=(x, (x + 1) % classes))
+    train(given, rounds=1)
+    assert len([line for line in caplog.messages if "from the last axis" in line]) == (last and length == classes)
+
+
 @for_each("shapes", [((90,), 1), ((90, 1), 0)])
 def test_a_loss_that_would_compare_all_with_all_is_refused(shapes):
     (shape, width), target = shapes, X[:, 0]
