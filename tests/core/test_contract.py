@@ -191,6 +191,11 @@ def test_reserved_slots_are_refused(side, slot):
     refused("Keeps", repr(slot), make=lambda: fk.method("own", gradient=keeps, weights=fk.Uniform()))
 
 
+def test_a_slot_lasts_for_a_round_or_for_the_run():
+    keeps = rule("Keeps", **slots(client="mine", round="mine"))
+    refused("Keeps", "'mine'", "round_slots", make=lambda: fk.method("own", gradient=keeps, weights=fk.Uniform()))
+
+
 @for_each("slot", ["size", "steps", "lr", "client", "histogram"])
 def test_a_client_may_keep_what_is_known_of_it_and_the_server_may_not(slot):
     assert fk.method("own", gradient=rule("Keeps", **slots(client=slot)), weights=fk.Uniform())

@@ -11,6 +11,7 @@ from test_vectors import B, H, toy, trained
 
 import fedkeel as fk
 from fedkeel.methods import build
+from problems import small_problem
 
 Vector = np.ndarray
 SIZES = (1, 2, 3)
@@ -195,6 +196,15 @@ def test_clients_go_on_from_where_they_last_were(name: str) -> None:
 
     expected = twin(direction, lambda w, moves, lr: w + by_size(moves), finish=finish)
     agree(name, {"beta": beta, "share": share}, expected)
+
+
+@pytest.mark.parametrize("name", ["localghbm", "fedhbm"])
+def test_a_share_that_is_not_the_participation_is_told(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"rounds": 1, "epochs": 1, "batch_size": 8, "lr": 0.1, "problem": small_problem()}
+    for participation, given, told in ((0.5, {}, 1), (0.1, {}, 0), ("bernoulli:0.5", {"share": 0.5}, 0)):
+        caplog.clear()
+        fk.run(fk.Experiment(method={"name": name, **given}, participation=participation, **settings))
+        assert len([line for line in caplog.messages if "method.share=0.5" in line]) == told
 
 
 def test_ghbm_over_one_round_is_fedcm() -> None:

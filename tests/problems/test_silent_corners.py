@@ -12,6 +12,7 @@ import fedkeel as fk
 from fedkeel.errors import DataError, ExperimentError, ModelError
 from fedkeel.problems.predictions import class_scores
 from fedkeel.problems.task import Task
+from fedkeel.runs.prepare import CrossEntropy
 
 
 def numbers(*shape, seed=0):
@@ -91,6 +92,34 @@ def test_labels_that_are_ignored_are_of_no_class():
     assert task.histogram(1).sum() == 29
 
 
+@for_each("loss", [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(ignore_index=7), F.cross_entropy, CrossEntropy()])
+def test_a_batch_of_ignored_labels_has_no_loss_and_no_gradient(loss):
+    """A client that has no others stays where it is, and counts as it is."""
+    target = Y.clone()
+    target[1::3] = getattr(loss, "ignore_index", -100)
+    given = problem(loss, target=target)
+    runs = [train(given, engine, rounds=1, batch_size=30) for engine in ("serial", "stacked")]
+    start, network = (dict(problem(loss).model.double().named_parameters()) for _ in range(2))
+    for i in (0, 2):
+        x, y = X[i::3].double(), Y[i::3]
+        value = F.cross_entropy(F.linear(x, start["weight"], start["bias"]), y)
+        slopes = torch.autograd.grad(value, [*start.values()])
+        for leaf, slope in zip(network.values(), slopes, strict=True):
+            leaf.data -= 0.1 / 3 * slope
+    for run in runs:
+        for name, leaf in network.items():
+            torch.testing.assert_close(run.params[name], leaf.detach())
+
+
+@for_each("engine", ["serial", "stacked"])
+def test_the_loss_is_a_mean_over_the_labels_that_are_not_ignored(engine):
+    """Of fedkeel's own cross-entropy as of PyTorch's."""
+    target = Y.masked_fill(numbers(90, seed=3) > 0.5, -100)
+    runs = [train(problem(loss, target=target), engine) for loss in (nn.CrossEntropyLoss(), CrossEntropy())]
+    for measure in ("loss", "test_loss"):
+        assert runs[0].curve(measure) == pytest.approx(runs[1].curve(measure), rel=1e-12)
+
+
 @for_each("engine", ["serial", "stacked"])
 def test_class_weights_are_brought_to_where_the_loss_is_computed(engine):
     def weighing(precision):
@@ -108,6 +137,29 @@ def test_classes_of_pixels_lie_on_the_second_axis_where_both_fit():
     torch.testing.assert_close(class_scores(output, target), output.movedim(1, -1))
     words = numbers(4, 7, 6)
     assert class_scores(words, torch.zeros(4, 7, dtype=torch.int64)) is words
+
+
+@pytest.mark.parametrize("length", [4, 5])
+@pytest.mark.parametrize("last", [True, False])
+def test_where_both_axes_fit_a_loss_of_the_last_is_told(length, last, caplog):
+    classes = 5
+
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scores = nn.Embedding(classes, classes)
+
+        def forward(self, x):
+            return self.scores(x) if last else self.scores(x).movedim(-1, 1)
+
+    def loss(output, target):
+        return F.cross_entropy(output.movedim(-1, 1) if last else output, target)
+
+    x = torch.arange(6 * length).view(6, length) % classes
+    torch.manual_seed(0)
+    given = fk.Problem(model=Words(), loss=loss, clients=[(x, x)], test=(x, (x + 1) % classes))
+    train(given, rounds=1)
+    assert len([line for line in caplog.messages if "from the last axis" in line]) == (last and length == classes)
 
 
 @for_each("shapes", [((90,), 1), ((90, 1), 0)])

@@ -174,6 +174,22 @@ def test_the_momentum_of_clients_that_take_unequally_many_steps():
     near(server["momentum"]["w"], [1.2])
 
 
+def test_squares_of_huge_updates_stay_in_the_range_of_numbers():
+    """At weights of 1e20, whose squares are no float32, these rules come to what they come to in float64."""
+
+    def combine(rule, dtype):
+        huge = [stacked(*rows).to(dtype) * 1e20 for rows in ([[3.0, -1.0]], [[0.5, 0.1], [-0.2, 0.4], [0.3, 0.3]])]
+        params, delta = fk.Tree(huge[0].buffer[0], huge[0].layout), huge[1]
+        given = {"delta": delta, "size": torch.tensor([1.0, 2.0, 3.0], dtype=dtype), "client": torch.arange(3.0)}
+        server = {"params": params} | rule.server_slots(params)
+        given["weights"] = rule(given, server) if isinstance(rule, fk.Weighting) else given["size"] / 6
+        given["update"] = delta.average(given["weights"])
+        return rule.server_step(given["update"], server, given)[0]["w"].to(torch.float64) / 1e20
+
+    for rule in (fk.Shrink(), fk.Extrapolate(), fk.ByAttraction(steps=3, server_lr=0.3), fk.ByPlaces(3, 0.3)):
+        torch.testing.assert_close(combine(rule, torch.float32), combine(rule, torch.float64), rtol=1e-4, atol=1e-5)
+
+
 def test_fedlws_shrinks_by_layers():
     w = fk.Tree.of({"fc.weight": torch.tensor([3.0, 4.0], dtype=torch.float64)})
     delta = stack([fk.Tree.of({"fc.weight": torch.tensor(d, dtype=torch.float64)}) for d in ([0, 0.4], [0.6, 0])])

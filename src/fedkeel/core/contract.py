@@ -193,7 +193,7 @@ def _check_slots(method: Method) -> None:
 
 
 def _check_slot_names(rule: Rule) -> None:
-    """Refuse slots whose name is taken by a fact or by the model."""
+    """Refuse slots whose name is taken by a fact, by the model or by another slot of the client."""
     names_taken = {stage: set(FACTS) for stage in ("server_slots", "client_slots", "round_slots")}
     names_taken["client_slots"] -= set(CLIENT_FACTS)
     for stage, taken in names_taken.items():
@@ -203,3 +203,8 @@ def _check_slot_names(rule: Rule) -> None:
                     f"{name_of(rule)} keeps a slot called {slot!r}, which is the name of something else.",
                     f'call it otherwise: "own_{slot}"',
                 )
+    for slot in rule.client_slots(_sample_tree()).keys() & rule.round_slots(_sample_tree()).keys():
+        raise MethodError(
+            f"{name_of(rule)} keeps {slot!r} both in client_slots and in round_slots.",
+            "what lasts for a round only belongs into round_slots alone",
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,13 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.trees import all_finite
-from fedkeel.data.clients import ClientData, HeldOut, SharedClients, in_memory
+from fedkeel.data.clients import ClientData, HeldOut, SharedClients, TensorClients, in_memory, to_tensors
 from fedkeel.errors import DataError, RunError
 from fedkeel.problems.module_state import Place, copy_whole, place_function
 
 if TYPE_CHECKING:
     from fedkeel.core.rule import State
+    from fedkeel.problems.problem import Problem
     from fedkeel.problems.task import Task
 
 TRIED = 8  # samples with such targets on which a loss is tried
@@ -118,6 +120,35 @@ def read_labels(data: ClientData) -> Tensor | None:
                 return None
             labels.append(target.unique().to(torch.int64))
     return torch.cat(labels).unique() if labels else None
+
+
+def find_ignored(problem: Problem) -> tuple[Problem, int | None]:
+    """The label that the loss ignores, where training data in memory have it, and the problem whose loss of a batch is
+    the mean over the other samples; a function's label is -100, as in PyTorch."""
+    label, loss = getattr(problem.loss, "ignore_index", -100), problem.loss
+    if problem.model is None or not isinstance(label, int) or not has_label(problem.data, label):
+        return problem, None
+    return replace(problem, loss=getattr(loss, "batch_mean", loss)), label
+
+
+def has_label(data: ClientData, label: int) -> bool:
+    """Whether a target of data in memory is that label."""
+    if isinstance(data, SharedClients):
+        return bool((data.labels == label).any())
+    if not isinstance(data, TensorClients) or not in_memory(data):
+        return False
+    clients = (to_tensors(data.clients[client], f"client {client}") for client in range(len(data.sizes)))
+    return any(
+        bool(inputs) and not target.is_floating_point() and bool((target == label).any()) for *inputs, target in clients
+    )
+
+
+def leave_out(loss: Callable[..., Any], label: int, output: Any, target: Tensor) -> Any:
+    """The loss of a batch; 0, not 0 / 0, where it ignores every target."""
+    losses = loss(output, target)
+    if not isinstance(losses, Tensor):
+        return losses
+    return torch.where((target == label).all() & losses.isnan(), torch.zeros_like(losses), losses)
 
 
 @torch.no_grad()

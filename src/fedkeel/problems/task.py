@@ -23,7 +23,7 @@ from fedkeel.problems.predictions import COUNTED, measure_hits, weigh_means
 from fedkeel.problems.problem import Problem, digest_tensors
 from fedkeel.problems.random_draws import augments_by_keys, draws_for_gradient, draws_when_trained
 from fedkeel.problems.separability import find_whole_metrics, loss_is_a_mean, loss_is_one_number
-from fedkeel.problems.sound_data import check_labels_of_gpu
+from fedkeel.problems.sound_data import check_labels_of_gpu, find_ignored, leave_out
 
 CLIENT = "client "
 """The split of one client's own test set is called `client 17`."""
@@ -72,6 +72,7 @@ class Task:
         asks: frozenset[str] = frozenset(),
         personal_chunk: int = CHUNK,
     ):
+        problem, ignored = find_ignored(problem)
         self.problem, self.device = problem, torch.device(device)
         # bfloat16 is a precision of the arithmetic inside a model; weights and sums of them stay in float32
         self.compute, self.dtype = dtype, torch.float32 if dtype == torch.bfloat16 else dtype
@@ -88,6 +89,7 @@ class Task:
         self.module = None if problem.model is None else module_state.copy_network(problem.model, place, self.start)
         self.own_loss = module_state.place_function(problem.loss, place)
         self.mean_loss: Callable[..., Tensor] = getattr(problem.loss, "batch_mean", self.own_loss)
+        self.mean_loss = self.mean_loss if ignored is None else partial(leave_out, self.mean_loss, ignored)
         self.metrics = {name: module_state.place_function(metric, place) for name, metric in problem.metrics.items()}
         self.initial = self._read_weights()
         self.buffers = None if self.module is None else module_state.read_buffers(self.module, self.start)

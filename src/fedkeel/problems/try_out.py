@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -17,12 +18,15 @@ from fedkeel.errors import DataError, FedkeelError, ModelError
 from fedkeel.problems.gradients import REENTRANT
 from fedkeel.problems.module_state import clone_tensors, copy_trained
 from fedkeel.problems.network_calls import check_calls
+from fedkeel.problems.predictions import class_scores
 from fedkeel.problems.separability import train_but_norms
 from fedkeel.randomness import list_gpus, seed_torch
 from fedkeel.text import in_one_line, plural
 
 if TYPE_CHECKING:
     from fedkeel.problems.task import Task
+
+log = logging.getLogger("fedkeel")
 
 
 @torch.no_grad()
@@ -50,11 +54,33 @@ def try_out(task: Task) -> None:
             ) from error
     if tensors is not None:
         check_constant(task, model, tensors)
+        warn_of_axis(task, model, tensors)
         check_trained(task, model, tensors)
         if isinstance(model, nn.Module):
             train_but_norms(model)
             check_trained(task, model, tensors)
     check_calls(task)
+
+
+def warn_of_axis(task: Task, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> None:
+    """Say that the loss takes the classes from the last axis, where that and the second fit and the accuracy takes the
+    second. A number added to all scores of one target changes no loss of classes: so it shows where they lie."""
+    target, there = tensors[-1], tensors[-1].shape
+    if task.module is None or "accuracy" in task.metrics or target.dim() < 2:
+        return
+    with torch.random.fork_rng(devices=list_gpus(task.device)):
+        output = task.predict(model, tensors)
+        if class_scores(output, target) is None or output.shape[:-1] != there or output.shape[2:] != there[1:]:
+            return
+        added = torch.linspace(0, 1, target.numel()).view(there).to(output)
+        both = (output, output + added.unsqueeze(1), output + added.unsqueeze(-1))
+        plain, second, last = (task.losses(model, tensors, one).mean() for one in both)
+    if torch.isclose(last, plain, rtol=1e-4) and not torch.isclose(second, plain, rtol=1e-4):
+        log.warning(
+            "the loss takes the classes from the last axis of outputs %s, and the accuracy from the second, since both "
+            'fit: put them on the second, or give metrics={"accuracy": function}',
+            tuple(output.shape),
+        )
 
 
 def check_constant(task: Task, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> None:

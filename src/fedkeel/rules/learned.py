@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from fedkeel.core.rule import Local, Rule, Setting, State, Weighting
 from fedkeel.core.trees import Tree, cosine
 from fedkeel.ranges import NonNegative, Positive, Whole
-from fedkeel.rules.weights import by_size
+from fedkeel.rules.weights import by_size, into_range
 
 __all__ = ["AtMixture", "ByAttraction", "ByPlaces", "LearnMixture", "OnProxy"]
 
@@ -80,16 +80,20 @@ class ByAttraction(Weighting):
 
 @dataclass(frozen=True)
 class Attraction:
-    """What FedAWA descends on, from inner products only: their number does not grow with the model."""
+    """What FedAWA descends on, from inner products only: their number does not grow with the model.
+
+    Of huge updates it is a share of that, along which Adam steps alike.
+    """
 
     inner: Tensor  # ⟨Δ_j, Δ_k⟩, less their mean: distances do not change, rounding shrinks
     apart: Tensor  # 1 − cos(w, w_k)
 
     @staticmethod
     def of(delta: Tree, params: Tree) -> Attraction:
-        centred = delta - delta.mean()
         here = params.only(delta.layout)
-        return Attraction(centred.buffer @ centred.buffer.T, 1 - cosine(here + delta, here))
+        scale, (centred,) = into_range(delta - delta.mean())
+        _, (there, here) = into_range(here + delta, here)
+        return Attraction(centred.buffer @ centred.buffer.T, (1 - cosine(there, here)) / scale)
 
     def cost(self, logits: Tensor) -> Tensor:
         weights = torch.softmax(logits, 0)

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedkeel.core.rule import Local, Rule, State, newer_field, require
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import Count, NonNegative, Positive, Share, ShareBelowOne, Whole
+from fedkeel.rules.weights import finite_norm, into_range
 
 __all__ = [
     "Extrapolate", "GlobalSharpness", "ServerAdam", "ServerMomentum", "Shrink", "StartAhead", "Trajectory", "WarmUp"
@@ -96,9 +97,10 @@ class Extrapolate(Rule):
     by_count: bool = False
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        lengths = reports["delta"].norm().square()
+        scale, (delta, mean) = into_range(reports["delta"], reports["update"])
+        lengths = delta.norm().square()
         epsilon = self.epsilon * (len(lengths) if self.by_count else 1)
-        whole = 2 * (reports["update"].norm().square() + epsilon)
+        whole = 2 * (mean.norm().square() + epsilon / scale**2)
         further = (reports["weights"] * lengths).sum() / whole.clamp(min=torch.finfo(whole.dtype).tiny)
         return update * further.clamp(min=1.0), server
 
@@ -237,4 +239,4 @@ def group_by_module(tree: Tree) -> dict[str, list[str]]:
 
 def joint_norm(tree: Tree, names: list[str]) -> Tensor:
     """The norm of some of a tree's leaves together."""
-    return tree.only(lambda name: name in names).norm()
+    return finite_norm(tree.only(lambda name: name in names))

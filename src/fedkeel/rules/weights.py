@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedkeel.core.rule import State, Weighting, require
+from fedkeel.core.trees import Tree
 from fedkeel.errors import RunError
 from fedkeel.ranges import AnyFinite, NonNegative, ShareBelowOne
 
@@ -62,6 +64,22 @@ def losses_of(reports: State, name: str = "loss") -> Tensor:
             "add a constant to the loss, or choose a method that does not weigh by losses",
         )
     return loss.clamp(min=0)
+
+
+def finite_norm(tree: Tree) -> Tensor:
+    """The norm, also where squares of entries leave the range of numbers."""
+    norm = tree.norm()
+    if bool(norm.isfinite().all()):
+        return norm
+    largest = tree.buffer.abs().amax(-1).clamp(min=1)
+    return (tree / largest).norm() * largest
+
+
+def into_range(*trees: Tree) -> tuple[float, tuple[Tree, ...]]:
+    """A number, and the trees divided by it, whose products then stay in the range of numbers; mostly it is 1."""
+    longest = max(float(finite_norm(tree).max()) for tree in trees)
+    safe = torch.finfo(trees[0].buffer.dtype).max ** 0.5 / 100
+    return (longest, tuple(tree / longest for tree in trees)) if safe < longest < inf else (1.0, trees)
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,12 @@ from fedkeel.problems.personal_data import rows_of, with_own_tests, without_prox
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import CHUNK, Task
 from fedkeel.randomness import key
-from fedkeel.rules import ClipHere, ClipNorm, DecayHere, KeepModel, WeightDecay
+from fedkeel.rules import ClipHere, ClipNorm, DecayHere, KeepModel, OwnHeavyBall, WeightDecay
 from fedkeel.rules.layers import matcher
 from fedkeel.rules.rates import FollowSchedule
 from fedkeel.rules.sharing import ShareBuffers, confine, private
 from fedkeel.runs.experiment import from_python, lost
+from fedkeel.runs.participation import share_of
 from fedkeel.runs.plan import Plan
 
 
@@ -161,6 +162,18 @@ def describe_unjudged(plan: Plan) -> str | None:
     return (
         f"{plan.method.name} trains a model for each client, and accuracy is that of the server's: "
         "evaluation.model=local judges the clients'"
+    )
+
+
+def describe_other_share(plan: Plan) -> str | None:
+    """Say that a method counts on another share of the clients than takes part; None where it is the same."""
+    share = share_of(plan.participation)
+    shares = [rule.share for rule in plan.method.rules if isinstance(rule, OwnHeavyBall) and rule.share != share]
+    if not shares or plan.participants is not None:
+        return None
+    return (
+        f"{plan.method.name} counts on a share of {shares[0]:g} of the clients in each round, and {share:g} take part: "
+        f"method.share={share:g} is what its formula means"
     )
 
 

@@ -45,6 +45,7 @@ from fedkeel.runs.loop import Loop, Progress, RunInProgress
 from fedkeel.runs.observers import Observer, as_list, find_observers
 from fedkeel.runs.prepare import (
     describe_kept_buffers,
+    describe_other_share,
     describe_task,
     describe_unjudged,
     describe_unsent,
@@ -215,8 +216,8 @@ def prepare(
     check_data(task)
     log.info("%s", describe_task(task))
     method = method_of(plan, task)
-    notes = describe_kept_buffers(plan, task), describe_unjudged(plan), describe_unsent(method, task)
-    for told in filter(None, notes):
+    notes = describe_kept_buffers(plan, task), describe_unjudged(plan), describe_other_share(plan)
+    for told in filter(None, (*notes, describe_unsent(method, task))):
         log.warning("%s", told)
     followers = find_observers(on.track), on.callbacks
     loop = Loop(experiment, task, method, folder, on.keep_params, on.checkpoint_seconds, *followers)
