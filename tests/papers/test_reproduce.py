@@ -10,11 +10,11 @@ import pytest
 from filelock import lock_descriptor
 
 import fedkeel as fk
+from fedkeel.analysis.intervals import paired_interval
 from fedkeel.cli.main import call
 from fedkeel.errors import DataError
 from fedkeel.papers import PAPERS, Cell, find, ledger, tables
 from fedkeel.papers.claim_verdicts import decide_claims
-from fedkeel.papers.claims_page import find_full_length
 from fedkeel.papers.order import in_order, parts
 from fedkeel.papers.reproduce import (
     chosen,
@@ -440,7 +440,8 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
         return f"by {found.interval.mean:.2f}", f"({found.interval.low:.2f} to {found.interval.high:.2f}", found
 
     assert f"the {ledger.spent(entries)[0]} runs in `results/ledger.jsonl`" in said
-    assert f"headline claims by the {len(find_full_length(entries))} of full length" in said
+    whole = {entry.run for entry in ledger.standing(ledger.keep_newest(entries)) if not entry.shortened}
+    assert f"{len(whole)} that stand are as long as the paper's" in said
     counts = [sum(d.verdict == word for d in decisions) for word in ("confirmed", "contradicted", "undecided")]
     counted = all(d.claim.measure != "numbers" for d in decisions if d.verdict == "confirmed")
     all_counted = "all by counting gradients or bytes, " * counted
@@ -469,8 +470,8 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
         by = f"{-found.interval.mean:.2f} ({-found.interval.high:.2f} to {-found.interval.low:.2f})"
         assert f"behind {other} by {by}" in said
     for claim, name, verdict, seeds, turned in (
-        ("scam-radius", "FedSCAM − FedSAM, small-cnn, 30 rounds", "confirmed", "nine seeds; {:.2f})", 1),
-        ("wmsam-best", "FedWMSAM − MoFedSAM, cifar10, 0.1", "undecided", "two seeds; {:.2f})", 1),
+        ("scam-over-sam", "FedSCAM − FedSAM, small-cnn, 30 rounds", "confirmed", "nine seeds; {:.2f})", 1),
+        ("wmsam-best", "FedWMSAM − MoFedSAM, cifar10, 0.1", "undecided", "three seeds; {:.2f})", 1),
         ("scam-competitive", "FedSCAM − FedLESAM, fashion-mnist, 0.1", "undecided", "six seeds; {:.2f})", -1),
         ("fsa-sensitive-layers", "FedFSA − Reverse, cifar100, lenet", "contradicted", "two seeds)", -1),
     ):
@@ -487,14 +488,25 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
 
     reached = mean_of("FedFSA, released", "cifar100, Dir 0.3")
     assert f"reaches {reached} on CIFAR-100 at Dirichlet 0.3 (three seeds; its paper has 60.87)" in said
-    assert f"reaches {mean_of('FedFSA, by norm', 'cifar100, Dir 0.3')} (three seeds)" in said
+    assert f"it reaches {mean_of('FedFSA, by norm', 'cifar100, Dir 0.3')} (three seeds)" in said
     assert f"MoFedSAM ends at {mean_of('MoFedSAM', '70 %')} with FL-Simulator's radius of 0.1 (three seeds)" in said
-    smaller = mean_of("MoFedSAM, rho 0.01", "FedWMSAM's setting", 2)
-    assert f"and at {smaller} with 0.01 (two; the paper has 73.86)" in said
+    (smaller,) = (side for side in findings["wmsam-best", "FedWMSAM − MoFedSAM, cifar10, 0.1"].sides[1:])
+    assert f"and at {smaller.mean:.2f} with 0.01 (three; the paper has 73.86)" in said
     lead, ends, found = sure(
         "fsa-headline-released", "FedFSA, released − FedSpeed, released, cifar100, Dir 0.3", "confirmed"
     )
-    assert f"leads FedSpeed on the same split {lead} {ends}; {found.difference.reported:.2f})" in said
+    assert f"leads FedSpeed {lead} {ends}; {found.difference.reported:.2f})" in said
+    lead, ends, _ = sure("fsa-headline-norm", "FedFSA, by norm − FedSpeed, cifar100, Dir 0.3", "confirmed")
+    assert f"leads FedSpeed {lead} {ends})" in said
+    best = {
+        row: {e.seed: e.best for e in entries if (e.table, e.row, e.column, e.rounds) == ("1", row, "cifar10, 0.1", 800)}
+        for row in ("FedAvg", "FedDyn", "FedFFT-D", "FedFFT")
+    }
+    told = []
+    for row in ("FedDyn", "FedFFT-D", "FedFFT"):
+        lead = paired_interval([best[row][seed] - best["FedAvg"][seed] for seed in range(3)])
+        told.append(f"by {lead.mean:.2f} ({lead.low:.2f} to {lead.high:.2f})")
+    assert f"over FedAvg FedDyn is ahead {told[0]}, FedFFT-D {told[1]}, FedFFT {told[2]}." in said
     _, ends, found = sure("fsa-headline", "FedFSA − FedSpeed, cifar100, Dir 0.3", "contradicted")
     assert f"Its headline is {found.difference.reported:.2f} points over FedSpeed on CIFAR-100" in said
     assert f"here they are {found.interval.mean:.2f} {ends})" in said

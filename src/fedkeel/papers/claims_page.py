@@ -94,6 +94,7 @@ def write_section(decision: Decision) -> list[str]:
         return [*lines, f"Undecided: not run, because {claim.unmeasured}."]
     lines += [f"Read off `{claim.row}`, the mean over layers.\n"] if claim.row else []
     lines += write_grid(NAMES, "lrrrrrrrl", [write_row(finding) for finding in decision.findings])
+    lines += [f"\n{claim.note}"] if claim.note else []
     if far := list_far_rows(decision):
         lines.append(f"\nFar from the paper's own number (in brackets): {'; '.join(far)}.")
     versions = sorted({entry.version for finding in decision.findings for entry in finding.entries})
