@@ -499,7 +499,9 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
     lead, ends, _ = sure("fsa-headline-norm", "FedFSA, by norm − FedSpeed, cifar100, Dir 0.3", "confirmed")
     assert f"leads FedSpeed {lead} {ends})" in said
     best = {
-        row: {e.seed: e.best for e in entries if (e.table, e.row, e.column, e.rounds) == ("1", row, "cifar10, 0.1", 800)}
+        row: {
+            e.seed: e.best for e in entries if (e.table, e.row, e.column, e.rounds) == ("1", row, "cifar10, 0.1", 800)
+        }
         for row in ("FedAvg", "FedDyn", "FedFFT-D", "FedFFT")
     }
     told = []

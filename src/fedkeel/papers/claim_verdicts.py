@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 
 from fedkeel.analysis.intervals import Interval, difference_interval, paired_interval
 from fedkeel.papers.claims import Claim, Difference, find_claimed_cells, read_claims
@@ -37,7 +38,7 @@ class Finding:
 
     @property
     def minutes(self) -> float:
-        return sum(entry.seconds for entry in self.entries) / 60
+        return fsum(entry.seconds for entry in self.entries) / 60
 
     @property
     def gradients(self) -> int:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from math import fsum
 from typing import Any
 
 from fedkeel.errors import require_known
@@ -127,5 +128,5 @@ def _difference(name: str, cells: list[Cell], reported: float | None) -> Differe
     terms = tuple((-1 if place % 2 else 1, cell) for place, cell in enumerate(cells))
     known = [(sign, cell.reported) for sign, cell in terms if cell.reported is not None and not cell.uncertain]
     if reported is None and len(known) == len(terms):
-        reported = sum(sign * value for sign, value in known)
+        reported = fsum(sign * value for sign, value in known)
     return Difference(name, terms, reported)

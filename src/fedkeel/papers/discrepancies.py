@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from fedkeel.papers import QUESTIONS, Cell
@@ -109,7 +110,7 @@ def describe_outcome(cell: Cell, values: Sequence[float], rounds: int) -> str:
     """Say what a try gave."""
     if not values:
         return f"target not reached in {rounds} rounds"
-    mean = sum(values) / len(values)
+    mean = fmean(values)
     return f"target reached in {mean:.0f} rounds" if cell.kind == "rounds" else f"{mean:.2f} after {rounds} rounds"
 
 

@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import fsum
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +238,7 @@ def spent(entries: Iterable[Entry]) -> tuple[int, float, list[str]]:
     """Count the runs and the hours they took, and list on what, and in which arithmetic."""
     runs = furthest(entries)
     places = sorted({f"{entry.environment.get('device')} in {entry.environment.get('precision')}" for entry in runs})
-    return len(runs), sum(entry.seconds for entry in runs) / 3600, places
+    return len(runs), fsum(entry.seconds for entry in runs) / 3600, places
 
 
 def longest(entries: Iterable[Entry]) -> list[Entry]:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
+from math import fsum
+from statistics import fmean
 from typing import Any
 
 from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, QUESTIONS, Table, changes, checks, choices, tables
@@ -158,7 +160,7 @@ def write_question(table: Table, judged: Sequence[Judgement]) -> list[str]:
             label, _, mean, _, *rest = cells_of(one)
             lengths = [entry.step for entry in one.entries if entry.step is not None]
             rate = f"{one.entries[0].settings.get('lr', one.cell.experiment['lr']):g}"
-            more = [rate, f"{sum(lengths) / len(lengths):.4g}" if lengths else ""] if steps else []
+            more = [rate, f"{fmean(lengths):.4g}" if lengths else ""] if steps else []
             rows.append([label, mean, *rest, *more])
         lines += write_grid(names, "lrrrrr" + "rr" * steps, rows)
     missing = [one.cell.label for one in judged if not one.entries]
@@ -192,10 +194,10 @@ def cells_of(judged: Judgement) -> list[str]:
         number(cell.reported, cell.spread, cell.kind) + ("" if cell.source == "own run" else " (copied)"),
         number(judged.mean, judged.std, cell.kind),
         signed(judged.difference, cell.kind),
-        f"{sum(last) / len(last):.2f}" if last and cell.kind == "accuracy" else "",
+        f"{fmean(last):.2f}" if last and cell.kind == "accuracy" else "",
         reached(judged.rounds, int(cell.experiment["rounds"])),
         str(len(runs)),
-        f"{sum(entry.seconds for entry in runs) / 60:.1f}",
+        f"{fsum(entry.seconds for entry in runs) / 60:.1f}",
     ]
 
 
