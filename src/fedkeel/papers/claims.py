@@ -1,7 +1,7 @@
 """The papers' headline claims as data: what each says, and the differences between cells that decide it.
 
-A claim of `claims.toml` has a `name`, its `paper`, what it `says` in our words and `where` it stands; a `note` says what its
-verdict does not cover; then either why it is `unmeasured`, or:
+A claim of `claims.toml` has a `name`, its `paper`, what it `says` in our words and `where` it stands; a `note` says
+what its verdict does not cover; then either why it is `unmeasured`, or:
 
 of         the differences: every one of `pairs` in every one of `columns` of a `table` (the second row of a pair may
            stand in another one, `over`), or with `between` by how much it is larger in one column than in another
