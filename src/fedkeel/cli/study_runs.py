@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 
 from fedkeel.cli.progress import display
 from fedkeel.cli.training import Machine, Target, name_runs, settle_engine, train
+from fedkeel.engines.choose import settle_device
 from fedkeel.errors import RequestError, RunError
 from fedkeel.papers.reproduce import place_of
 from fedkeel.runs.environment import check_same_data
@@ -80,4 +81,4 @@ def open_cluster(on: str, machine: Machine) -> contextlib.AbstractContextManager
             f"--on ray gives each run one worker, and --engine {machine.engine} spreads a run over many.",
             f"--engine {ALONE[machine.engine]}",
         )
-    return hire(machine.device, machine.workers)
+    return hire(settle_device(machine.engine, machine.device), machine.workers)

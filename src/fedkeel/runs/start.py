@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedkeel.core.method import Method
-from fedkeel.engines.choose import Choice, ChosenEngine, check_name, choose_engine
+from fedkeel.engines.choose import Choice, ChosenEngine, check_name, choose_engine, settle_device
 from fedkeel.engines.engine import Engine, StatesLost
 from fedkeel.engines.machine import PRECISIONS, check_workers, device_of, steady
 from fedkeel.engines.measure import Job, RemainingWork
@@ -88,7 +88,8 @@ def run(
     `progress` None shows a line in a terminal or a notebook, True always, False never; or give a follower of your own.
     """
     followers = as_list(track), find_callbacks(callbacks), find_metrics(metrics)
-    on = Place(engine, device_of(device), dtype, workers, keep_params, checkpoint_seconds, command, *followers)
+    place = device_of(settle_device(engine, device))
+    on = Place(engine, place, dtype, workers, keep_params, checkpoint_seconds, command, *followers)
     attempts = 1
     while True:
         try:
