@@ -29,6 +29,7 @@ from fedkeel.problems.try_out import try_out
 from fedkeel.ranges import NonNegative
 from fedkeel.runs.callbacks import Callback
 from fedkeel.runs.claim import claim, warn_of_changes
+from fedkeel.runs.disk_room import check_room
 from fedkeel.runs.environment import (
     check_same_data,
     data_digest,
@@ -94,7 +95,9 @@ def run(
     while True:
         try:
             with session(on.device) as closing:
-                return start(experiment, out, on, follow(progress), closing).drive()
+                started = start(experiment, out, on, follow(progress), closing)
+                check_room([started.loop])
+                return started.drive()
         except StatesLost as error:
             if out is None or attempts == ATTEMPTS:
                 raise
