@@ -13,11 +13,13 @@ from fedkeel.errors import RunError
 from fedkeel.runs import checkpoint, loop
 from fedkeel.runs import store as stores
 from fedkeel.runs.checkpoint import Checkpoint, list_checkpoints
+from fedkeel.runs.run_folder import RunFolder
 from fedkeel.runs.store import ClientStore
 from fedkeel.text import byte_size
 from problems import small_problem
 
 SIZE = 4008  # bytes of a state
+REMEMBERING = dict(problem=small_problem(), method="scaffold", participation=1.0, epochs=1, batch_size=4, lr=0.05)
 
 
 def state(number):
@@ -170,10 +172,23 @@ def test_memory_does_not_grow_with_the_clients_that_took_part(tmp_path):
     assert all(int(store.get(client)["seen"]) == client for client in range(60))
 
 
+def test_of_two_checkpoints_the_older_stays_where_the_newer_is_damaged_or_in_use(tmp_path):
+    exp = fk.Experiment(**REMEMBERING, rounds=3)
+    fk.run(exp, out=tmp_path, engine="serial", checkpoint_seconds=0)
+    before, folder = list_checkpoints(tmp_path / "checkpoint"), RunFolder(tmp_path)
+    folder.open()
+    RunFolder(tmp_path).keep_newest()
+    folder.close()
+    whole = before[0].read_bytes()
+    before[0].write_bytes(whole[:-1])
+    folder.keep_newest()
+    assert list_checkpoints(tmp_path / "checkpoint") == before
+    before[0].write_bytes(whole)
+    folder.keep_newest()
+    assert list_checkpoints(tmp_path / "checkpoint") == before[:1]
+
+
 # ---- room on the disk ----------------------------------------------------------------------------------------------
-REMEMBERING = dict(problem=small_problem(), method="scaffold", participation=1.0, epochs=1, batch_size=4, lr=0.05)
-
-
 @pytest.fixture
 def free(monkeypatch):
     """Bytes that are free on every disk, as the system tells them."""

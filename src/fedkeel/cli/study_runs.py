@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ class StudyRuns:
     """Makes runs, None for one that failed; the engine is chosen once, for what is asked later too."""
 
     def __init__(self, machine: Machine, progress: bool, crew: RayCrew | None = None):
-        self.machine, self.progress, self.crew = machine, progress, crew
+        self.machine, self.progress, self.crew = replace(machine, newest_only=True), progress, crew
         self.errors: dict[str, RunError] = {}  # of runs that broke off here, by label
 
     def __call__(self, targets: Sequence[Target]) -> list[Run | None]:
