@@ -42,15 +42,14 @@ def check_room(loops: Sequence[Loop]) -> None:
     path = next(loop.folder.path for loop in loops if loop.folder is not None)
     there, next_round, all_rounds, once = map(sum, zip(*needs, strict=True))
     free, most = shutil.disk_usage(path).free, KEPT * once + max(need.once for need in needs)
+    states = "what clients remember" if len(needs) == 1 else f"what clients of {len(needs)} runs remember"
+    room = f"and {path} has {byte_size(free)} left on its disk"
     if next_round > free + there:
-        raise RunError(
-            f"what clients remember takes {byte_size(next_round)} after one round, and {path} has {byte_size(free)} "
-            "left on its disk.",
-            HINT,
-        ) from OSError(errno.ENOSPC, "No space left on device")
+        # the cause says that the disk is to blame, not the method
+        full = OSError(errno.ENOSPC, "No space left on device")
+        raise RunError(f"{states} takes {byte_size(next_round)} after one round, {room}.", HINT) from full
     if (more := min(most - there, all_rounds)) > free:
-        told = f"what clients remember may take {byte_size(more)} more, and {path} has {byte_size(free)} left"
-        log.warning("%s on its disk: %s", told, HINT)
+        log.warning("%s may take %s more, %s: %s", states, byte_size(more), room, HINT)
 
 
 def estimate(loop: Loop, folder: RunFolder) -> Need:
