@@ -6,6 +6,7 @@ import pickle
 import struct
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,9 +15,10 @@ from small_runs import environment
 
 import fedkeel as fk
 from fedkeel.engines import processes
+from fedkeel.engines.choose import make_engine, settle_device
 from fedkeel.engines.processes import ProcessesEngine
 from fedkeel.engines.worker import serve
-from fedkeel.errors import RunError
+from fedkeel.errors import RequestError, RunError
 
 
 def experiment(problem, **changes):
@@ -29,16 +31,30 @@ def experiment(problem, **changes):
 @pytest.mark.parametrize("method", ["scaffold", "fedfft-d"])
 def test_processes_are_bitwise_equal_to_serial(small, method):
     exp = experiment(small, method=method, validation=0.2, unavailable=0.1)
-    serial, pool = fk.run(exp, engine="serial"), fk.run(exp, engine="processes", workers=2)
+    serial, pool = fk.run(exp, engine="serial", device="cpu"), fk.run(exp, engine="processes", workers=2)
     assert serial.result == pool.result
     for one, other in zip(serial.records, pool.records, strict=True):
         assert (one.loss, one.drift, one.extra, one.accuracy) == (other.loss, other.drift, other.extra, other.accuracy)
     assert all(torch.equal(serial.server[n].buffer, pool.server[n].buffer) for n in serial.server)
 
 
+def test_processes_take_the_cpu_where_there_is_a_gpu_too(small, monkeypatch):
+    exp = experiment(small, rounds=1)
+    expected = fk.run(exp, engine="serial", device="cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert fk.run(exp, engine="processes", workers=1).result == expected.result
+    assert [settle_device("serial", "auto"), settle_device("processes", "cuda")] == ["auto", "cuda"]
+
+
+def test_processes_refuse_a_gpu_that_is_asked_for():
+    task = SimpleNamespace(device=torch.device("cuda"))
+    with pytest.raises(RequestError, match="runs on the CPU, not on cuda"):
+        make_engine("processes", SimpleNamespace(task=task))
+
+
 def test_the_order_in_which_clients_finish_changes_nothing(small, monkeypatch):
     exp = experiment(small, participation=1.0, method="scaffold")
-    expected = fk.run(exp, engine="serial")
+    expected = fk.run(exp, engine="serial", device="cpu")
     spread = ProcessesEngine.run_on_workers
 
     def backwards(self, kind, payloads, places=()):
@@ -61,7 +77,7 @@ def test_a_lambda_and_a_local_class_reach_the_workers(toy):
     clients = [(torch.ones(4, 3) * i, torch.ones(4, 3)) for i in range(1, 4)]
     problem = fk.Problem(model=Local(), loss=lambda out, y: (out - y).square().mean(-1), clients=clients)
     exp = fk.Experiment(problem=problem, rounds=2, participation=1.0, epochs=1, batch_size=2, lr=0.05)
-    assert fk.run(exp, engine="processes", workers=2).result == fk.run(exp, engine="serial").result
+    assert fk.run(exp, engine="processes", workers=2).result == fk.run(exp, engine="serial", device="cpu").result
 
 
 def test_what_a_worker_raises_reaches_the_caller(small):
@@ -129,11 +145,12 @@ def test_dropout_is_keyed(small):
     problem = fk.Problem(model=module, loss=small.loss, clients=small.clients, test=small.test)
     exp = experiment(problem, rounds=2)
     state = torch.random.get_rng_state()
-    first = fk.run(exp, engine="serial")
+    first = fk.run(exp, engine="serial", device="cpu")
     assert torch.equal(state, torch.random.get_rng_state())
     torch.manual_seed(99)
-    assert fk.run(exp, engine="serial").result == first.result == fk.run(exp, engine="processes", workers=2).result
-    stacked = fk.run(exp, engine="stacked")  # with batches of unequal sizes
+    again = fk.run(exp, engine="serial", device="cpu").result
+    assert again == first.result == fk.run(exp, engine="processes", workers=2).result
+    stacked = fk.run(exp, engine="stacked", device="cpu")  # with batches of unequal sizes
     torch.testing.assert_close(stacked.server["params"].buffer, first.server["params"].buffer, rtol=1e-5, atol=1e-6)
 
 

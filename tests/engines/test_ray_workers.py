@@ -89,11 +89,11 @@ def test_observers_personal_models_and_a_final_phase_read_what_workers_keep(crew
 
 def test_a_run_goes_on_with_other_workers_and_its_files_are_those_of_serial(crew, tmp_path):
     exp = experiment(small_problem(), "feddyn")
-    expected = fk.run(exp, engine="serial", out=tmp_path / "serial")
+    expected = fk.run(exp, engine="serial", device="cpu", out=tmp_path / "serial")
     for first, then in (("ray", "ray"), ("ray", "serial"), ("processes", "ray")):
         folder = tmp_path / f"{first}-{then}"
-        fk.run(exp.with_(rounds=2), engine=first, workers=2, out=folder)
-        equal(expected, fk.run(exp, engine=then, workers=2, out=folder))
+        fk.run(exp.with_(rounds=2), engine=first, workers=2, device="cpu", out=folder)
+        equal(expected, fk.run(exp, engine=then, workers=2, device="cpu", out=folder))
         for path in (tmp_path / "serial" / "checkpoints").glob("*.safetensors"):
             assert (folder / "checkpoints" / path.name).read_bytes() == path.read_bytes()
 

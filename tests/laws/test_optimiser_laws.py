@@ -91,11 +91,11 @@ def test_they_do_so_on_every_base_with_every_policy(kind):
 def test_processes_give_the_same_bits_and_a_resumed_run_too(kind, tmp_path):
     for moments, base in zip(POLICIES, ("fedsam", "scaffold", "specgradfilter+feddyn"), strict=True):
         experiment = make_experiment(base, kind(moments=moments), rounds=3)
-        whole = fk.run(experiment, engine="serial")
+        whole = fk.run(experiment, engine="serial", device="cpu")
         assert fk.run(experiment, engine="processes", workers=1).result == whole.result
         folder = tmp_path / base
-        fk.run(experiment.with_(rounds=1), engine="serial", out=folder)
-        resumed = fk.run(experiment, engine="serial", out=folder)
+        fk.run(experiment.with_(rounds=1), engine="serial", device="cpu", out=folder)
+        resumed = fk.run(experiment, engine="serial", device="cpu", out=folder)
         assert resumed.result == whole.result
         for slot, value in whole.server.items():
             assert torch.equal(*tensors((resumed.server[slot], value))), slot

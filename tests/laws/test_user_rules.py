@@ -149,7 +149,7 @@ def test_stacked_clients_learn_what_they_would_learn_alone(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a subclass of Sam on everything", "memory under private layers"])
 def test_processes_too(name):
-    one, other = trained(CASES[name], "serial"), trained(CASES[name], "processes", workers=2)
+    one, other = trained(CASES[name], "serial", device="cpu"), trained(CASES[name], "processes", workers=2)
     assert all(torch.equal(one[n], other[n]) for n in one)
 
 

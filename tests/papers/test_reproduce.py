@@ -31,7 +31,9 @@ from fedkeel.papers.reproduce import (
 )
 from fedkeel.papers.results_page import page
 from fedkeel.papers.verdicts import judge
+from fedkeel.runs.checkpoint import Checkpoint
 from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.loop import Loop
 
 ROOT = Path(__file__).parents[2]
 TINY = {
@@ -327,6 +329,17 @@ def test_what_an_interrupted_run_has_reached_is_kept(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert call(asked) == 0  # goes on with round 4
     assert [entry.rounds for entry in ledger.read(book)] == [1, 3, 15]
+
+
+def test_a_finished_run_keeps_one_checkpoint_and_goes_on_from_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(Loop, "patience", lambda loop: 0.0)  # a checkpoint after every round
+    asked = [*CELL, "--set", "method=scaffold", "--ledger", str(tmp_path / "ledger.jsonl"), "--out", str(tmp_path)]
+    for rounds in ("2", "4"):
+        assert call([*asked, "--rounds", rounds]) == 0
+        (last,) = tmp_path.glob("*/checkpoint/0*.safetensors")
+        assert {*Checkpoint.load(last).places.values()} == {path.name for path in last.parent.glob("clients-*")}
+    made = fk.load_run(last.parents[1])
+    assert made.result == fk.run(made.experiment, engine="serial").result
 
 
 def test_damage_of_an_interrupted_run_is_told(tmp_path, monkeypatch, capsys):

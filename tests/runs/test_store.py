@@ -1,20 +1,25 @@
 """Client states: kept in memory while they fit, in files beyond, and never for those who have not taken part."""
 
 import random
+import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.core.trees import Tree
+from fedkeel.core.trees import Tree, state_bytes
 from fedkeel.errors import RunError
-from fedkeel.runs import loop
+from fedkeel.runs import checkpoint, loop
 from fedkeel.runs import store as stores
 from fedkeel.runs.checkpoint import Checkpoint, list_checkpoints
+from fedkeel.runs.run_folder import RunFolder
 from fedkeel.runs.store import ClientStore
+from fedkeel.text import byte_size
 from problems import small_problem
 
 SIZE = 4008  # bytes of a state
+REMEMBERING = dict(problem=small_problem(), method="scaffold", participation=1.0, epochs=1, batch_size=4, lr=0.05)
 
 
 def state(number):
@@ -165,3 +170,80 @@ def test_memory_does_not_grow_with_the_clients_that_took_part(tmp_path):
     assert len({*store.places, *store.memory}) == 60
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) > 50 * SIZE
     assert all(int(store.get(client)["seen"]) == client for client in range(60))
+
+
+def test_of_two_checkpoints_the_older_stays_where_the_newer_is_damaged_or_in_use(tmp_path):
+    exp = fk.Experiment(**REMEMBERING, rounds=3)
+    fk.run(exp, out=tmp_path, engine="serial", checkpoint_seconds=0)
+    before, folder = list_checkpoints(tmp_path / "checkpoint"), RunFolder(tmp_path)
+    folder.open()
+    RunFolder(tmp_path).keep_newest()
+    folder.close()
+    whole = before[0].read_bytes()
+    before[0].write_bytes(whole[:-1])
+    folder.keep_newest()
+    assert list_checkpoints(tmp_path / "checkpoint") == before
+    before[0].write_bytes(whole)
+    folder.keep_newest()
+    assert list_checkpoints(tmp_path / "checkpoint") == before[:1]
+
+
+# ---- room on the disk ----------------------------------------------------------------------------------------------
+@pytest.fixture
+def free(monkeypatch):
+    """Bytes that are free on every disk, as the system tells them."""
+    told = SimpleNamespace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: told)
+    return told
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """How many states were on disk whenever a checkpoint had been written, before the oldest was removed."""
+    monkeypatch.setattr(stores, "SHARED", 1)
+    found, prune = [], checkpoint.prune
+
+    def count(folder):
+        found.append(len(list(folder.glob("clients-*"))))
+        prune(folder)
+
+    monkeypatch.setattr(checkpoint, "prune", count)
+    return found
+
+
+@pytest.mark.parametrize("rounds", [2, 6])
+def test_a_disk_that_may_become_full_is_told_before_the_first_round(tmp_path, free, held, caplog, rounds):
+    exp = fk.Experiment(**REMEMBERING, rounds=rounds)
+    free.free = 1 << 40
+    size = state_bytes(fk.run(exp, out=tmp_path / "a", engine="serial", checkpoint_seconds=0).server["c"])
+    for room, warns in ((0, False), (1, True)):
+        free.free = max(held) * size - room
+        fk.run(exp, out=tmp_path / str(room), engine="serial")
+        assert [byte_size(max(held) * size) in line for line in caplog.messages if "disk" in line] == [True] * warns
+
+
+def test_what_is_there_already_needs_no_room_again(tmp_path, free, held, caplog):
+    """After six rounds two of at most three copies are there: a third needs room."""
+    free.free = 1 << 40
+    first = fk.run(fk.Experiment(**REMEMBERING, rounds=6), out=tmp_path, engine="serial", checkpoint_seconds=0)
+    free.free = max(held) // 3 * state_bytes(first.server["c"])
+    fk.run(fk.Experiment(**REMEMBERING, rounds=9), out=tmp_path, engine="serial", checkpoint_seconds=0)
+    assert not [line for line in caplog.messages if "disk" in line]
+
+
+def test_a_disk_too_full_for_one_round_is_refused_before_it(tmp_path, free):
+    exp = fk.Experiment(**REMEMBERING, rounds=6)
+    with pytest.raises(RunError, match=r"after one round, and .* has 0 B left on its disk") as caught:
+        fk.run(exp, out=tmp_path / "a", engine="serial")
+    assert isinstance(caught.value.__cause__, OSError)  # by which a study knows that no method is to blame
+    both = fk.run_together([exp, exp.with_(seed=2)], out=[tmp_path / "b", tmp_path / "c"])
+    assert [type(one) for one in both] == [RunError, RunError]
+    assert not list(tmp_path.rglob("*.safetensors"))
+    free.free = 1 << 40
+    assert fk.run(exp, out=tmp_path / "a", engine="serial").result == fk.run(exp, engine="serial").result
+
+
+def test_runs_that_write_no_states_need_no_room(tmp_path, free, caplog):
+    fk.run(fk.Experiment(**REMEMBERING, rounds=2), engine="serial")
+    fk.run(fk.Experiment(**REMEMBERING | {"method": "fedavg"}, rounds=2), out=tmp_path, engine="serial")
+    assert not [line for line in caplog.messages if "disk" in line]

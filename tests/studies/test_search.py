@@ -18,7 +18,9 @@ from fedkeel.core.objectives import Calibrated
 from fedkeel.errors import RequestError, RunError
 from fedkeel.papers.reproduce import name_folder
 from fedkeel.runs import environment, own_code
+from fedkeel.runs.checkpoint import list_checkpoints
 from fedkeel.runs.finished_run import Run
+from fedkeel.runs.loop import Loop
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.compare import Comparison
 from fedkeel.studies.run_groups import RunGroup
@@ -294,6 +296,16 @@ def test_a_full_disk_stops_a_study_and_counts_against_no_candidate(monkeypatch):
                 study([one])
         else:
             assert study([one]) == [None]
+
+
+def test_a_try_keeps_one_checkpoint_from_which_a_longer_one_goes_on(monkeypatch, tmp_path):
+    monkeypatch.setattr(Loop, "patience", lambda loop: 0.0)  # a checkpoint after every round
+    exp = fk.Experiment(dataset="digits", model="logistic", method="scaffold", rounds=2)
+    study = StudyRuns(Machine("serial"), progress=False)
+    for longer in (exp, exp.with_(rounds=4)):
+        (run,) = study([Target(longer, tmp_path / "a", "scaffold")])
+        assert len(list_checkpoints(tmp_path / "a" / "checkpoint")) == 1
+    assert run.result == fk.run(exp.with_(rounds=4), engine="serial").result
 
 
 SMALL = {"rounds": 2, "first": 1, "candidates": 2, "seeds": [5], "partition": "dirichlet:alpha=0.5,clients=3"}

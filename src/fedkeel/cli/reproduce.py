@@ -172,7 +172,7 @@ def reproduce(
     # steps are measured by a rule of the method; the record keeps what it reports
     steps = any("MeasureStep" in str(cell.experiment["method"]) for cell in cells)
     tracked = (*(("state",) if steps else ()), *shown, *claimed, *tracked)
-    machine = replace(machine, tracking=Tracking(fit_tracks(tracked, rounds)), callbacks=callbacks)
+    machine = replace(machine, tracking=Tracking(fit_tracks(tracked, rounds)), callbacks=callbacks, newest_only=True)
     failed = 0
     if not draw and (figure is None or figure.needs_runs):
         failed = carry_out(cells, wanted, rounds, machine, out, ledger, not no_progress, skipped)

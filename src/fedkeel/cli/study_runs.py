@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from safetensors import SafetensorError
 
 from fedkeel.cli.progress import display
 from fedkeel.cli.training import Machine, Target, name_runs, settle_engine, train
+from fedkeel.engines.choose import settle_device
 from fedkeel.errors import RequestError, RunError
 from fedkeel.papers.reproduce import place_of
 from fedkeel.runs.environment import check_same_data
@@ -26,7 +28,7 @@ class StudyRuns:
     """Makes runs, None for one that failed; the engine is chosen once, for what is asked later too."""
 
     def __init__(self, machine: Machine, progress: bool, crew: RayCrew | None = None):
-        self.machine, self.progress, self.crew = machine, progress, crew
+        self.machine, self.progress, self.crew = replace(machine, newest_only=True), progress, crew
         self.errors: dict[str, RunError] = {}  # of runs that broke off here, by label
 
     def __call__(self, targets: Sequence[Target]) -> list[Run | None]:
@@ -80,4 +82,4 @@ def open_cluster(on: str, machine: Machine) -> contextlib.AbstractContextManager
             f"--on ray gives each run one worker, and --engine {machine.engine} spreads a run over many.",
             f"--engine {ALONE[machine.engine]}",
         )
-    return hire(machine.device, machine.workers)
+    return hire(settle_device(machine.engine, machine.device), machine.workers)

@@ -27,6 +27,7 @@ from fedkeel.runs.folder import EXPERIMENT, PLANNED, RESULT, folder_name, read_e
 from fedkeel.runs.following import name_callbacks, warn_of_unmade
 from fedkeel.runs.loop import Progress
 from fedkeel.runs.own_code import warn_of_edits
+from fedkeel.runs.run_folder import RunFolder
 from fedkeel.runs.shared_engine import Asked, choose_for_all
 from fedkeel.runs.start import run
 from fedkeel.runs.together import alike, run_together
@@ -53,6 +54,7 @@ class Machine:
     callbacks: Sequence[Callback] = ()
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     chosen: bool = False  # `auto` was asked for, and `engine` is what it came to
+    newest_only: bool = False  # a finished run keeps one checkpoint: the next ones need the disk
 
     def __post_init__(self) -> None:
         check_name(self.engine)
@@ -219,6 +221,8 @@ def train(targets: Sequence[Target], machine: Machine, display: Display) -> list
                 outcomes[id(target)] = Outcome(target, None, error=run_or_error)
             else:
                 outcomes[id(target)] = Outcome(target, run_or_error)
+                if machine.newest_only:
+                    RunFolder(target.folder).keep_newest()
     return [outcomes[id(target)] for target in targets]
 
 

@@ -74,6 +74,11 @@ def check_name(name: str) -> None:
     require_known(name, (*ENGINES, "auto"), "unknown engine", "engines")
 
 
+def settle_device(engine: str, device: str) -> str:
+    """Return the name of the device; `auto` is the CPU for an engine that runs nowhere else."""
+    return "cpu" if (engine, device) == ("processes", "auto") else device
+
+
 def choose_engine(name: str, job: Job, before: str | None = None) -> ChosenEngine:
     """Make the engine of that name, or for `auto` the fastest that can do the job.
 

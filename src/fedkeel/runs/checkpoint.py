@@ -144,10 +144,10 @@ def round_of(path: Path) -> int:
     return int(path.stem)
 
 
-def prune(folder: Path) -> None:
-    """Keep the last checkpoints and the files they name."""
-    kept = list_checkpoints(folder)[:KEPT]
-    for old in list_checkpoints(folder)[KEPT:]:
+def prune(folder: Path, count: int = KEPT) -> None:
+    """Keep the last `count` checkpoints and the files they name."""
+    kept = list_checkpoints(folder)[:count]
+    for old in list_checkpoints(folder)[count:]:
         remove(old)
     used: set[str] = set()
     for path in kept:

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from fedkeel.core.states import write_text
 from fedkeel.errors import FolderError, RequestError, RunError, explain_os_errors
-from fedkeel.runs.checkpoint import prune, remove
+from fedkeel.runs.checkpoint import find_newest, list_checkpoints, prune, remove
 from fedkeel.runs.folder import (
     DIVERGED,
     EXPERIMENT,
@@ -78,6 +78,14 @@ class RunFolder:
                     file.close()
         self.lines = self.sums = None
         self.lock.release()
+
+    def keep_newest(self) -> None:
+        """Keep of a finished run the newest checkpoint alone, if it is whole and no other process is running here."""
+        with contextlib.suppress(FolderError):
+            self.open()
+            with contextlib.closing(self):
+                if len(list_checkpoints(self.checkpoints)) > 1 and not find_newest(self.checkpoints)[1]:
+                    prune(self.checkpoints, 1)
 
     # ---- files ---------------------------------------------------------------------------------------------------
     def read_experiment(self) -> dict[str, Any] | None:

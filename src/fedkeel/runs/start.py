@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedkeel.core.method import Method
-from fedkeel.engines.choose import Choice, ChosenEngine, check_name, choose_engine
+from fedkeel.engines.choose import Choice, ChosenEngine, check_name, choose_engine, settle_device
 from fedkeel.engines.engine import Engine, StatesLost
 from fedkeel.engines.machine import PRECISIONS, check_workers, device_of, steady
 from fedkeel.engines.measure import Job, RemainingWork
@@ -29,6 +29,7 @@ from fedkeel.problems.try_out import try_out
 from fedkeel.ranges import NonNegative
 from fedkeel.runs.callbacks import Callback
 from fedkeel.runs.claim import claim, warn_of_changes
+from fedkeel.runs.disk_room import check_room
 from fedkeel.runs.environment import (
     check_same_data,
     data_digest,
@@ -88,12 +89,15 @@ def run(
     `progress` None shows a line in a terminal or a notebook, True always, False never; or give a follower of your own.
     """
     followers = as_list(track), find_callbacks(callbacks), find_metrics(metrics)
-    on = Place(engine, device_of(device), dtype, workers, keep_params, checkpoint_seconds, command, *followers)
+    place = device_of(settle_device(engine, device))
+    on = Place(engine, place, dtype, workers, keep_params, checkpoint_seconds, command, *followers)
     attempts = 1
     while True:
         try:
             with session(on.device) as closing:
-                return start(experiment, out, on, follow(progress), closing).drive()
+                started = start(experiment, out, on, follow(progress), closing)
+                check_room([started.loop])
+                return started.drive()
         except StatesLost as error:
             if out is None or attempts == ATTEMPTS:
                 raise

@@ -16,6 +16,7 @@ from fedkeel.engines.stacked.joint import JointEngine, joinable
 from fedkeel.errors import RequestError, RunError, explain_typos
 from fedkeel.problems.metrics import Given as Metrics
 from fedkeel.problems.metrics import find_metrics
+from fedkeel.runs.disk_room import check_room
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.following import Given, find_callbacks
@@ -76,6 +77,10 @@ def run_together(
     with session(place.device) as closing:
         given = zip(experiments, out or nothing, progress or nothing, strict=True)
         started = [start(one, folder, place, watcher, closing) for one, folder, watcher in given]
+        try:
+            check_room([one.loop for one in started])
+        except RunError as error:
+            return [error] * len(started)
         return drive_together(started, closing) if started else []
 
 
