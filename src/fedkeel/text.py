@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from collections.abc import Mapping
 
 
 def make_printable(text: str) -> str:
@@ -50,6 +52,17 @@ def duration(seconds: float) -> str:
 def plural(count: int, word: str) -> str:
     """A number of things: 1 run, 2 runs, 2 classes."""
     return f"{count} {word}" if count == 1 else f"{count} {word}{'es' if word.endswith('s') else 's'}"
+
+
+def write_settings(values: Mapping[str, object]) -> list[str]:
+    """Settings by their dotted names, as `rho=0.1`; the items of a list are one, of a long one its two ends."""
+    found: dict[str, list[str]] = {}
+    for name, value in values.items():
+        found.setdefault(re.sub(r"(\.\d+)+$", "", name), []).append(str(value))
+    return [
+        f"{name.rsplit('.', 1)[-1]}={items[0] if len(items) == 1 else shorten(' '.join(items), 40)}"
+        for name, items in found.items()
+    ]
 
 
 def write_value(value: object) -> str:

@@ -9,7 +9,7 @@ import fedkeel as fk
 from fedkeel.cli.main import call
 from fedkeel.papers import PAPERS, find
 from fedkeel.papers.cells import collect_notes
-from fedkeel.papers.figure_readings import read_expectations
+from fedkeel.papers.figure_readings import Numbers, read_expectations
 from fedkeel.papers.figures import KINDS, find_figure, read_figures
 from fedkeel.papers.reproduce import chosen, obstacle
 from fedkeel.papers.shrink import settings_shown, shrink
@@ -92,8 +92,8 @@ def test_a_figure_is_found_by_its_name_whole_or_by_panel():
 
 
 def read(expected, **lines):
-    numbers = {"p": {name: dict(zip("abc", values, strict=False)) for name, values in lines.items()}}
-    return [(one.words, one.holds) for one in read_expectations([expected], lambda names: numbers)]
+    numbers = Numbers("p", {name: dict(zip("abc", values, strict=False)) for name, values in lines.items()})
+    return [(one.words, one.holds) for one in read_expectations([expected], lambda names: [numbers])]
 
 
 def test_expectations_are_read_off_the_numbers():

@@ -12,6 +12,7 @@ from fedkeel.papers.reproduce import settings_of
 from fedkeel.papers.spectra import cut_spectra, gather_spectra, has_tracked, rounds_of, spread_out
 from fedkeel.report.figure_page import compare_with_paper
 from fedkeel.report.figure_runs import FigureRuns
+from fedkeel.report.gallery import list_runs
 from fedkeel.report.numbers import TRACKED
 from fedkeel.report.paper_figures import draw
 from fedkeel.runs.record import RoundRecord
@@ -91,18 +92,25 @@ def test_figures_of_spectra_are_drawn_from_the_ledger_alone():
     flat = gather_spectra(
         [record(at, ROWS | {"gradient-spectrum/distance": [1.0, 1.0, 1.0]}) for at in (30, 60, 90, 120)]
     )
-    lines = [entry(spectra=spectra), entry("FL, 0.6", spectra=flat), entry("FL, 100", rounds=300)]
+    lines = [entry(spectra=spectra, seed=seed, last=30.0) for seed in (0, 1)]
+    lines += [entry("FL, 0.6", spectra=flat, seed=seed, last=40.0) for seed in (0, 1)]
+    lines += [entry("FL, 100", rounds=300)]
     runs = FigureRuns(figure, lines)
     (chart,) = draw(runs)
     assert chart.note == "between clients, mean over rounds 30, 60, 90, 120"
     drawn = {line.get_label(): line.get_ydata().tolist() for line in chart.figure.axes[0].lines}
     assert drawn == {"FL, 0.6": [1.0, 1.0, 1.0], "FL, 0.1": [4.0, 2.0, 1.0]}
     told = compare_with_paper(runs)
-    assert "FL, 0.1 is above FL, 0.6, by +1.67 (lowest band of gradients over the others)" in told.same
-    assert "FL, 0.1 is above FL, 0.6, by +3 (Dist of gradients in the lowest band)" in told.same
-    assert [line for line in told.same if "expected above 1" in line] == [
-        "FL, 0.1 has 2.67, expected above 1 (lowest band of gradients over the others)"
-    ]
+    both = "2 seeds, FL, 0.6: 40.0 % at round 120; FL, 0.1: 30.0 % at round 120"
+    assert f"FL, 0.1 is above FL, 0.6, by +1.67 (lowest band of gradients over the others, {both})" in told.same
+    assert f"FL, 0.1 is above FL, 0.6, by +3 (Dist of gradients in the lowest band, {both})" in told.same
+    band = "FL, 0.1 has 2.67, expected above 1 (lowest band of gradients over the others, 2 seeds, {})"
+    assert [line for line in told.same if "expected above 1" in line] == [band.format("30.0 % at round 120")]
+    assert not told.undecided
+    for accuracy, holds in ((20.0, True), (19.9, False)):  # twice that of guessing among ten classes
+        some = compare_with_paper(FigureRuns(figure, [replace(line, last=accuracy) for line in lines[:2]]))
+        words = band.format(f"{accuracy} % at round 120" + ", near chance" * (not holds))
+        assert words in (some.same if holds else some.undecided)
     assert not [line for line in told.differs if "shorter" in line or "printed numbers" in line]
     assert "no run of 2 cells of 4: FL, 100, cifar10, baseline; FL, 5, cifar10, baseline" in told.differs
     short = compare_with_paper(FigureRuns(figure, [entry(rounds=30, spectra=cut_spectra(spectra, 30))]))
@@ -122,6 +130,8 @@ def test_divergence_counts_the_layers_that_the_filter_changes():
     longer = entry(rounds=76, seed=1, best=40.0, bests=[[9, 30.0]], spectra=gather_spectra([record(30), record(60)]))
     both = FigureRuns(figure, [*runs.entries, longer]).entries_of(figure.cells[0])
     assert [(one.seed, one.rounds, rounds_of(one.spectra)) for one in both] == [(0, 30, [30]), (1, 30, [30])]
+    known = replace(runs.entries[0], last=22.0, best=26.0)  # of the longer one the ledger has no round 30, but its best
+    assert [line for line in list_runs(FigureRuns(figure, [known, longer])) if line.endswith("(28.0 % at best)")]
     assert draw(FigureRuns(figure, [entry(rounds=300)])) == []
     half = {"gradient-divergence/before": {"30": [2.0, 1.0]}, "gradient-divergence/after": {"30": [1.0]}}
     (group,) = FigureRuns(figure, [entry(rounds=30, spectra=half)]).group_lines(figure.panels[0])

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from invented import made_up
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import fedkeel as fk
 from fedkeel.cli.training import runs_in
 from fedkeel.report import figures
 from fedkeel.report.content import SPENT, content, look
 from fedkeel.report.diagnostic_figures import diagnostic_charts
-from fedkeel.report.drawing import embed
+from fedkeel.report.drawing import embed, finish, lay_out, new_axes
 from fedkeel.report.figures import write_figures
 from fedkeel.report.labels import label_tables
 from fedkeel.report.numbers import numbers
@@ -503,3 +504,17 @@ def test_of_many_methods_the_best_are_shown_first_and_look_different(tmp_path, d
     assert "1 method in 40 variants on digits" in page(made)
     few = content([group.runs[0] for group in made.settings[0].groups[:14]]).data()["settings"][0]["groups"]
     assert all(group["on"] for group in few)
+
+
+@pytest.mark.parametrize(("size", "power"), [(1e-6, True), (1.0, False)])
+def test_a_power_of_ten_above_an_axis_lies_within_the_chart(size, power):
+    axes = new_axes()
+    axes.plot([1, 2], [size, 3 * size])
+    figure = finish(axes)
+    before = axes.get_position().y1
+    lay_out(figure)
+    FigureCanvasAgg(figure).draw()
+    above = axes.yaxis.get_offset_text()
+    assert bool(above.get_text()) == power
+    assert above.get_window_extent().y1 <= figure.bbox.y1
+    assert (axes.get_position().y1 == before) != power

@@ -352,6 +352,14 @@ def test_groups_by_split_do_not_depend_on_the_order_of_runs(pairs, groups):
         }
 
 
+def test_a_list_is_one_setting_of_a_label():
+    runs = [made("fedavg", 0, [0.5, 0.6], participants=given) for given in ([[0, 1], [2, 3]], [[0, 4], [2, 5]])]
+    assert [group.label for group in group_runs(runs)] == ["fedavg (participants=1 3)", "fedavg (participants=4 5)"]
+    for count, longest in ((1, 20), (100, 60)):
+        many = [made("fedavg", 0, [0.5] * count, participants=[[client]] * count) for client in (0, 1)]
+        assert all(len(group.label) <= len("fedavg ()") + longest for group in group_runs(many))
+
+
 def test_a_label_tells_settings_and_splits():
     """Two rates on one split, one of them also on splits of each seed's own."""
     runs = [made("fedavg", seed, [0.5], partition_seed=5, lr=lr) for seed in (0, 1) for lr in (0.1, 0.2)]

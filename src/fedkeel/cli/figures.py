@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,8 +76,8 @@ def show_figure(
     written, told = write_figure(FigureRuns(figure, read(ledger), out, seeds, rounds), folder, changed)
     console = stdout()
     console.print(f"{figure.name}: {figure.says}", style="bold", soft_wrap=True)
-    for name, lines in (("same", told.same), ("differs", told.differs), ("open", told.open)):
+    for name, lines in asdict(told).items():
         for line in lines:
-            console.print(f"  {name:<8} {line}", soft_wrap=True)
+            console.print(f"  {name:<9} {line}", soft_wrap=True)
     for file in written:
         typer.echo(file)

@@ -17,18 +17,28 @@ from typing import Any
 
 from fedkeel.errors import RequestError
 
-Numbers = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""By panel, line and place on the line, in the order of the figure."""
-Lookup = Callable[[Sequence[str]], Numbers]
-"""The numbers of some lines, all at a round that every one of them has reached."""
+
+@dataclass(frozen=True)
+class Numbers:
+    """The numbers of some lines in one panel, by line and place on the line, in the order of the figure; of which runs
+    they are, in words; whether these decide anything."""
+
+    panel: str
+    lines: Mapping[str, Mapping[str, float]]
+    runs: str = ""
+    decide: bool = True
+
+
+Lookup = Callable[[Sequence[str]], Sequence[Numbers]]
+"""The numbers of some lines by panel, at a round that every one of them has reached, over the seeds that all have."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One sentence about a figure; `holds` where the runs show what the paper says."""
+    """One sentence about a figure; `holds` where the runs show what the paper says, None where they decide nothing."""
 
     words: str
-    holds: bool
+    holds: bool | None
 
 
 def read_expectations(expects: Sequence[Mapping[str, Any]], look_up: Lookup, unit: str = "points") -> list[Reading]:
@@ -36,11 +46,14 @@ def read_expectations(expects: Sequence[Mapping[str, Any]], look_up: Lookup, uni
     found = []
     for expected in expects:
         numbers = look_up([expected[word] for word in ("line", "over") if word in expected])
-        for panel, lines in numbers.items():
-            if not panel.endswith(expected.get("of", "")):
+        for one in numbers:
+            if not one.panel.endswith(expected.get("of", "")):
                 continue
-            where = f" ({panel})" if len(numbers) > 1 or any(panel in line for line in lines.values()) else ""
-            found += [Reading(one.words + where, one.holds) for one in read_one(expected, lines, unit)]
+            named = len(numbers) > 1 or any(one.panel in line for line in one.lines.values())
+            where = ", ".join(filter(None, [one.panel * named, one.runs]))
+            for reading in read_one(expected, one.lines, unit):
+                holds = reading.holds if one.decide else None
+                found.append(Reading(reading.words + f" ({where})" * bool(where), holds))
     return found
 
 

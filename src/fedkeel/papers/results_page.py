@@ -14,7 +14,7 @@ from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, QUESTIONS, Table, changes
 from fedkeel.papers.discrepancies import ABOUT, contradictions
 from fedkeel.papers.ledger import Entry, keep_newest, spent, standing
 from fedkeel.papers.noise import ASSUMED, SHARE, NoiseOfLedger, place_of
-from fedkeel.papers.verdicts import EARLY, ENOUGH, Judgement, Lead, both_at, judge, leads, measure_gap
+from fedkeel.papers.verdicts import EARLY, ENOUGH, Judgement, Lead, bring_to, judge, leads, measure_gap
 from fedkeel.text import make_printable, plural
 
 HEAD = (files("fedkeel.papers") / "results_page.md").read_text(encoding="utf-8")
@@ -128,7 +128,7 @@ def write_checks(every: Judged) -> list[str]:
             judged = next(found for table, found in every if (table.paper, table.name) == (paper, check.table))
             named = {(one.cell.row, one.cell.column): one for one in judged}
             mine, other = (named[row, check.column] for row in (check.row, check.over))
-            lead, seeds = measure_gap(*both_at(mine, other, check.round))
+            lead, seeds = measure_gap(*bring_to(check.round, (mine, other)))
             name = f"{check.row} − {check.over}" + (f" ({check.note})" if check.note else "")
             told = [f"{check.lead:+.1f}", signed(lead), str(check.round), str(seeds)]
             rows.append([f"{paper}:{check.table}", name, check.column, *told])

@@ -180,7 +180,7 @@ def _same_side(mine: Judgement, other: Judgement) -> tuple[bool, int] | None:
     if a.kind in TIMES and {e.place for e in mine.entries} != {e.place for e in other.entries}:
         return None
     common, rounds = min(mine.rounds, other.rounds), int(a.experiment["rounds"])
-    ahead, seeds = measure_gap(*_bring_together(mine, other))
+    ahead, seeds = measure_gap(*bring_together(mine, other))
     if ahead is None or is_early(common, rounds):
         return None
     final = common == rounds and a.kind == "accuracy"
@@ -201,31 +201,32 @@ def is_early(round: int, rounds: int) -> bool:
     return round < EARLY * rounds
 
 
-def _bring_together(mine: Judgement, other: Judgement) -> tuple[Judgement, Judgement]:
-    """Cut both to the last round that they have reached, with the seeds that they have in common.
+def bring_together(*sides: Judgement) -> list[Judgement]:
+    """Cut all to the last round that they have reached, with the seeds that they have in common.
 
-    Where one went on, or was interrupted, what the other gained by a final tuning does not count: the first was not
+    Where one went on, or was interrupted, what another gained by a final tuning does not count: the first was not
     tuned at that round.
     """
-    mine, other = _keep_common_seeds(mine, other)
-    tuned = {entry.personal is not None for one in (mine, other) for entry in one.entries}
-    if mine.cell.kind != "accuracy" or (mine.rounds == other.rounds and len(tuned) < 2):
-        return mine, other
-    return both_at(mine, other, min(mine.rounds, other.rounds))
+    kept = _keep_common_seeds(sides)
+    lengths = {one.rounds for one in kept}
+    tuned = {entry.personal is not None for one in kept for entry in one.entries}
+    if any(one.cell.kind != "accuracy" for one in kept) or (len(lengths) < 2 and len(tuned) < 2):
+        return kept
+    return bring_to(min(lengths), kept)
 
 
-def both_at(mine: Judgement, other: Judgement, round: int) -> tuple[Judgement, Judgement]:
-    """Return both as they were at a round, with the seeds that they have in common."""
-    return _keep_common_seeds(mine.at(round), other.at(round))
+def bring_to(round: int, sides: Sequence[Judgement]) -> list[Judgement]:
+    """Return all as they were at a round, with the seeds that they have in common."""
+    return _keep_common_seeds([one.at(round) for one in sides])
 
 
-def _keep_common_seeds(mine: Judgement, other: Judgement) -> tuple[Judgement, Judgement]:
-    """Return both with the seeds they have in common, where there are any."""
-    common = {e.seed for e in mine.entries} & {e.seed for e in other.entries}
+def _keep_common_seeds(sides: Sequence[Judgement]) -> list[Judgement]:
+    """Return all with the seeds they have in common, where there are any."""
+    common = set.intersection(*({entry.seed for entry in one.entries} for one in sides))
+    pairs = [list(zip(one.entries, one.values, strict=True)) for one in sides]
     if not common:
-        return mine, other
-    kept = [[(e, v) for e, v in zip(one.entries, one.values, strict=True) if e.seed in common] for one in (mine, other)]
-    return mine.only(kept[0]), other.only(kept[1])
+        return list(sides)
+    return [one.only([p for p in mine if p[0].seed in common]) for one, mine in zip(sides, pairs, strict=True)]
 
 
 def measure_gap(mine: Judgement, other: Judgement) -> tuple[float | None, int]:
@@ -276,7 +277,7 @@ def leads(table: Table, judged: Sequence[Judgement]) -> list[Lead]:
             if (row, column) not in by_name or (over, column) not in by_name:
                 continue
             mine, other = by_name[row, column], by_name[over, column]
-            both = _bring_together(mine, other)
+            both = bring_together(mine, other)
             ahead, seeds = measure_gap(*both)
             if ahead is None:
                 continue

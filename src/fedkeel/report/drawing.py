@@ -133,10 +133,20 @@ def add_legend(figure: Figure) -> None:
 
 
 def lay_out(figure: Figure) -> None:
-    """Find the places of a chart's parts once, not whenever it is saved."""
+    """Find the places of a chart's parts once, not whenever it is saved; fixed margins leave room for a power of ten
+    above an axis."""
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)
+    elif any(find_power(axes.yaxis) for axes in figure.axes if axes.get_position().y1 > figure.subplotpars.top - 1e-6):
+        figure.subplots_adjust(top=min(figure.subplotpars.top, 1 - 0.27 / figure.get_figheight()))
     figure.set_layout_engine("none")
+
+
+def find_power(axis: Any) -> str:
+    """What stands above an axis whose numbers are very small or large: 1e−5."""
+    formatter = axis.get_major_formatter()
+    formatter.format_ticks(axis.get_majorticklocs())
+    return str(formatter.get_offset())
 
 
 # ---- inside of a page ----------------------------------------------------------------------------------------------

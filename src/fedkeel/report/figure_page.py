@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from html import escape
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from fedkeel.papers.ledger import Entry, keep_newest
 from fedkeel.papers.noise import NoiseOfLedger
 from fedkeel.papers.verdicts import WITHIN
 from fedkeel.report.drawing import Chart, styled
+from fedkeel.report.figure_numbers import look_up
 from fedkeel.report.figure_runs import FigureRuns, is_of_ledger
 from fedkeel.report.figures import write_charts
 from fedkeel.report.page import plain_page, show_chart, write_page
@@ -31,10 +33,12 @@ HOLLOW = (
 
 @dataclass(frozen=True)
 class AgainstPaper:
-    """A figure in words: what is as in the paper, what is not, and what the paper leaves open."""
+    """A figure in words: what is as in the paper, what is not, what the runs do not decide, and what the paper leaves
+    open."""
 
     same: list[str] = field(default_factory=list)
     differs: list[str] = field(default_factory=list)
+    undecided: list[str] = field(default_factory=list)
     open: list[str] = field(default_factory=list)
 
 
@@ -43,7 +47,9 @@ def compare_with_paper(runs: FigureRuns, changed: Sequence[str] = ()) -> Against
     figure = runs.figure
     measured = [panel.measure for panel in figure.panels if panel.kind != "charts"]
     unit = UNITS.get(measured[0], "") if measured else ""
-    readings: list[Reading] = read_expectations(figure.expects, runs.look_up, unit) if figure.needs_runs else []
+    readings: list[Reading] = (
+        read_expectations(figure.expects, partial(look_up, runs), unit) if figure.needs_runs else []
+    )
     judged = [runs.judged[cell.place] for cell in figure.cells] if figure.needs_runs else []
     drawn = {cell.place for panel in figure.panels if panel.kind in DRAWN for cell in (*panel.cells, *panel.over)}
     full = [j for j in judged if j.cell.place in drawn and j.difference is not None and not j.shortened]
@@ -51,7 +57,8 @@ def compare_with_paper(runs: FigureRuns, changed: Sequence[str] = ()) -> Against
     near = sum(one.verdict.startswith(WITHIN) for one in told)
     made = AgainstPaper(
         same=[reading.words for reading in readings if reading.holds],
-        differs=[reading.words for reading in readings if not reading.holds],
+        differs=[reading.words for reading in readings if reading.holds is False],
+        undecided=[reading.words for reading in readings if reading.holds is None],
         open=[figure.note] * bool(figure.note) + collect_notes(figure.cells) + list(choices(figure.paper)),
     )
     if near:
@@ -63,11 +70,13 @@ def compare_with_paper(runs: FigureRuns, changed: Sequence[str] = ()) -> Against
         made.differs.append(f"not confirmed: {len(told) - near} of {len(told)} printed numbers; farthest: {by}")
     if judged:
         made.differs.extend(describe_extent(runs))
+        if 1 in [runs.count_seeds(cell) for cell in figure.cells]:
+            made.undecided.append("one seed of a cell decides nothing: --seeds 0,1,2")
     return made
 
 
 def describe_extent(runs: FigureRuns) -> list[str]:
-    """Say how far the runs fall short of the paper's: rounds, seeds, cells."""
+    """Say how far the runs fall short of the paper's: rounds, cells."""
     cells, found = runs.figure.cells, []
     short = [cell for cell in cells if 0 < runs.count_rounds(cell) < runs.count_rounds_needed(cell)]
     if short:
@@ -75,15 +84,12 @@ def describe_extent(runs: FigureRuns) -> list[str]:
         rounds = f"{runs.count_rounds(least)} of {runs.count_rounds_needed(least)} rounds"
         ran = f"{plural(len(short), 'cell')} of {len(cells)} ran shorter than the paper's"
         found.append(f"{ran}; the shortest has {rounds}")
-    seeds = [count for cell in cells if (count := runs.count_seeds(cell))]
-    if seeds and min(seeds) == 1:
-        found.append("one seed of a cell decides nothing: --seeds 0,1,2")
     if absent := runs.missing():
         some = "; ".join(cell.label for cell in absent[:3]) + (" …" if len(absent) > 3 else "")
         found.append(f"no run of {plural(len(absent), 'cell')} of {len(cells)}: {some}")
     curves = [cell for panel in runs.figure.panels if panel.kind == "curves" for cell in panel.cells]
     if any(is_of_ledger(source) for cell in curves for source in runs.sources[cell.place]):
-        found.append("curves from the ledger have the rounds that it keeps, not every one")
+        found.append("curves have the rounds that the ledger keeps; a seed of which it keeps only the end is in none")
     return found
 
 
@@ -155,6 +161,7 @@ def describe_figure(figure: Figure, charts: Sequence[Chart], told: AgainstPaper)
     lists = (
         ("The same as in the paper", told.same),
         ("Different", told.differs),
+        ("Not decided", told.undecided),
         ("Open in the paper, and chosen", told.open),
     )
     words = "".join(

@@ -13,9 +13,8 @@ from fedkeel.papers.ledger import Entry, longest
 from fedkeel.papers.noise import NoiseOfLedger
 from fedkeel.papers.reproduce import experiment_of, folder_of, length_of, obstacle, runs_of
 from fedkeel.papers.spectra import KEPT, has_tracked, rounds_of, spread_out
-from fedkeel.papers.verdicts import Judgement, judge
-from fedkeel.report.numbers import read_number
-from fedkeel.report.series import curve
+from fedkeel.papers.verdicts import Judgement, bring_together, judge
+from fedkeel.report.shared_runs import keep_common_rounds
 from fedkeel.report.source import Group, Source
 from fedkeel.runs.folder import EXPERIMENT, ROUNDS
 from fedkeel.runs.record import RoundRecord
@@ -57,7 +56,9 @@ class FigureRuns:
                 if (folder / EXPERIMENT).exists() and (folder / ROUNDS).exists():
                     source = Source.read(folder)
                     last = length_of(cell, self.rounds)
-                    found[seed] = replace(source, records=[r for r in source.records if r.round <= last])
+                    records = [record for record in source.records if record.round <= last]
+                    if seed not in found or len(records) >= min(last, found[seed].experiment["rounds"]):
+                        found[seed] = replace(source, records=records)
         return [found[seed] for seed in sorted(found)]
 
     def entries_of(self, cell: Cell) -> list[Entry]:
@@ -69,25 +70,32 @@ class FigureRuns:
         return longest(one.until(last) or one for one in found)
 
     def group_lines(self, panel: Panel) -> list[Group]:
-        """One group for each line of a panel that has runs."""
+        """One group for each line of a panel that has runs, with the rounds that all its runs show. A run of which one
+        round is known is in no curve of others that have more."""
+        found = []
+        for group in self.group_runs(panel):
+            long = [run for run in group.runs if len(run.records) > 1] if panel.kind == "curves" else []
+            found += keep_common_rounds([replace(group, runs=long or group.runs)], panel)
+        return found
+
+    def group_runs(self, panel: Panel) -> list[Group]:
+        """The same with all that is known of the runs."""
         lines: dict[str, list[Source]] = {}
         for cell in panel.cells:
-            lines.setdefault(panel.line_of(cell), []).extend(self.sources[cell.place])
-        return [Group(line, panel.title, runs) for line, runs in lines.items() if any(run.records for run in runs)]
+            lines.setdefault(panel.line_of(cell), []).extend(run for run in self.sources[cell.place] if run.records)
+        return [Group(line, panel.title, runs) for line, runs in lines.items() if runs]
 
-    def number_of(self, panel: Panel, cell: Cell, round: int | None = None) -> tuple[float, float | None] | None:
-        """A cell's mean and deviation over seeds, perhaps at an earlier round, less what it is a gain over."""
-        mine, base = self._judgement_at(cell, round), panel.base_of(cell)
-        if mine.mean is None:
+    def number_of(self, panel: Panel, cell: Cell) -> tuple[float, float | None] | None:
+        """A cell's mean and deviation over seeds, less what it is a gain over: then of the seeds that both have."""
+        mine, *base = bring_together(*self.sides_of(panel, cell))
+        if mine.mean is None or any(one.mean is None for one in base):
             return None
-        if base is None:
-            return mine.mean, mine.std
-        other = self._judgement_at(base, round)
-        return None if other.mean is None else (mine.mean - other.mean, mine.std)
+        return mine.mean - sum(one.mean or 0.0 for one in base), mine.std
 
-    def _judgement_at(self, cell: Cell, round: int | None) -> Judgement:
-        mine = self.judged[cell.place]
-        return mine if round is None or round == mine.rounds else mine.at(round)
+    def sides_of(self, panel: Panel, cell: Cell) -> list[Judgement]:
+        """A cell, and what it is a gain over."""
+        base = panel.base_of(cell)
+        return [self.judged[cell.place], *([] if base is None else [self.judged[base.place]])]
 
     def reported_of(self, panel: Panel, cell: Cell) -> float | None:
         """The same of the paper's numbers."""
@@ -97,43 +105,6 @@ class FigureRuns:
         if base is None:
             return cell.reported
         return None if base.reported is None else cell.reported - base.reported
-
-    def look_up(self, names: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
-        """The numbers of some lines by panel, line and place, at the last round that all of them have in the panel."""
-        found: dict[str, dict[str, dict[str, float]]] = {}
-        for number, panel in enumerate(self.figure.panels):
-            title = panel.title or f"panel {number + 1}"
-            lines: dict[str, dict[str, float]] = {name: {} for name in names}
-            if panel.kind == "curves" and panel.measure != "accuracy":
-                for group in self.group_lines(panel):
-                    if group.label in lines and (drawn := curve(group, panel.measure)):
-                        lines[group.label]["mean over rounds"] = sum(drawn.mean) / len(drawn.mean)
-            elif panel.kind == "charts":
-                found |= self.read_diagnostics(panel, names)
-                continue
-            elif panel.kind in ("parameter", "curves", "bars"):
-                cells = [cell for cell in panel.cells if panel.line_of(cell) in lines]
-                lengths = {one.rounds for cell in cells if (one := self.judged[cell.place]).entries}
-                common = min(lengths) if len(lengths) > 1 else None
-                title += f", at round {common}" * (common is not None)
-                for cell in cells:
-                    if value := self.number_of(panel, cell, common):
-                        lines[panel.line_of(cell)][panel.point_of(cell)] = value[0]
-            found[title] = lines
-        return found
-
-    def read_diagnostics(self, panel: Panel, names: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
-        """The numbers of diagnostics that a panel names, each as a panel of its own, by line."""
-        found: dict[str, dict[str, dict[str, float]]] = {}
-        for number in panel.numbers:
-            values = {
-                group.label: value
-                for group in self.group_lines(panel)
-                if group.label in names and (value := read_number(group, number)) is not None
-            }
-            title = f"{panel.title} {number}".strip()
-            found[title] = {name: {number: values[name]} if name in values else {} for name in names}
-        return found
 
     def count_rounds(self, cell: Cell) -> int:
         """Count the rounds of what is drawn of a cell; 0 where there is nothing."""
@@ -176,7 +147,8 @@ def source_of_entry(entry: Entry) -> Source:
         for at in sorted({*shares, *rounds_of(entry.spectra)})
     ]  # fmt: skip
     experiment = dict(entry.settings) | {"seed": entry.seed, "rounds": entry.rounds}
-    return Source(Path(), experiment, "", records, entry.environment, {})
+    best = {} if entry.best is None else {"best": entry.best / 100}
+    return Source(Path(), experiment, "", records, entry.environment, {}, best)
 
 
 def is_of_ledger(source: Source) -> bool:

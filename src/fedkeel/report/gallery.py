@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import fmean
 
 from fedkeel.errors import FedkeelError
 from fedkeel.papers.figures import Figure, find_figure
@@ -13,8 +12,9 @@ from fedkeel.papers.ledger import Entry, keep_newest
 from fedkeel.papers.spectra import rounds_of
 from fedkeel.report.drawing import styled
 from fedkeel.report.figure_page import caption, compare_with_paper, draw_named, file_name
-from fedkeel.report.figure_runs import FigureRuns
+from fedkeel.report.figure_runs import FigureRuns, source_of_entry
 from fedkeel.report.figures import write_charts
+from fedkeel.report.shared_runs import read_accuracy
 
 log = logging.getLogger("fedkeel")
 
@@ -38,6 +38,8 @@ what is shorter or missing. [The guide](../guides/papers.md) has the command of 
 [claims page](../claims.md) has the verdicts.
 
 Hollow marks are the paper's numbers, diamonds are shortened runs; bars and bands are one standard deviation over seeds.
+A lead is taken over the seeds that both sides have, at a round that both have reached. One seed decides nothing, nor
+does what is tracked in a model near chance: one whose accuracy is below twice that of guessing.
 """
 
 
@@ -67,7 +69,8 @@ def page(entries: Sequence[Entry], folder: Path) -> str:
         told = compare_with_paper(runs)
         parts += [f"## {caption(figure)}\n", f"**The paper shows:** {figure.says}\n"]
         parts += [f"![{caption(figure)}]({path.name})\n" for path in find_images(figure, folder)]
-        for title, lines in (("The same", told.same), ("Different", told.differs), ("Runs", list(list_runs(runs)))):
+        lists = {"The same": told.same, "Different": told.differs, "Not decided": told.undecided}
+        for title, lines in (lists | {"Runs": list(list_runs(runs))}).items():
             parts += [f"**{title}**\n", *(f"- {line}" for line in lines), ""] if lines else []
         parts.append(f"`fedkeel reproduce {figure.name} --draw`\n")
     return "\n".join(parts)
@@ -82,7 +85,7 @@ def find_images(figure: Figure, folder: Path) -> list[Path]:
 def list_runs(runs: FigureRuns) -> Iterator[str]:
     """The lines of the ledger behind a figure: cells whose runs have the same length and seeds together.
 
-    What is tracked in a model tells the more, the more the model has learnt: such lines say its accuracy at the end.
+    What is tracked in a model tells the more, the more the model has learnt: such lines say its accuracy.
     """
     alike: dict[str, list[str]] = {}
     for cell in runs.figure.cells if runs.figure.needs_runs else ():
@@ -93,8 +96,7 @@ def list_runs(runs: FigureRuns) -> Iterator[str]:
             seen = [str(at) for at in rounds_of(found[0].spectra)] if runs.figure.track else []
             length += f", looked at in round{'s' * (len(seen) > 1)} {', '.join(seen)}" if seen else ""
             where = f"{cell.paper}:{cell.table}, {length}, seed{'s' * (len(found) > 1)} {seeds}"
-            ends = [entry.last for entry in found if entry.last is not None] if runs.figure.track else []
-            ended = f" ({fmean(ends):.1f} % at the end)" if ends else ""
-            alike.setdefault(where, []).append(cell.label + ended)
+            learnt = read_accuracy([source_of_entry(entry) for entry in found]) if runs.figure.track else None
+            alike.setdefault(where, []).append(cell.label + (f" ({learnt})" if learnt else ""))
     for where, labels in alike.items():
         yield f"{where}: {'; '.join(labels)}"

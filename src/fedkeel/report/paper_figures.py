@@ -116,13 +116,15 @@ def draw_curves(axes: Any, runs: FigureRuns, panel: Panel, looks: dict[str, tupl
 
 
 def draw_bars(axes: Any, runs: FigureRuns, panel: Panel, looks: dict[str, tuple[str, int]]) -> None:
-    """One bar a line, single seeds as dots on it, the paper's number hollow."""
+    """One bar a line, single seeds as dots on it, the paper's number hollow; a shortened bar ends in a diamond."""
     found = [(cell, value) for cell in panel.cells if (value := runs.number_of(panel, cell))]
     for y, (cell, (mean, std)) in enumerate(found):
         axes.barh(y, mean, height=0.62, color="#56b4e9", xerr=std, error_kw={"linewidth": 1, "capsize": 2})
         seeds = runs.judged[cell.place].known
         if len(seeds) > 1:
             axes.plot(seeds, [y] * len(seeds), ".", color="#0072b2", markersize=4)
+        if runs.judged[cell.place].shortened:
+            axes.plot(mean, y, "D", color="#0072b2", markersize=4.5)
         if (told := runs.reported_of(panel, cell)) is not None:
             axes.plot(told, y, "o", color="#57606a", markerfacecolor=PAPER, markersize=5.5)
     axes.set_yticks(range(len(found)), [plain(panel.line_of(cell)) for cell, _ in found])

@@ -28,7 +28,7 @@ from fedkeel.runs.folder import (
 )
 from fedkeel.runs.record import RoundRecord, describe_stop, judged_on, summarise
 from fedkeel.studies.diagnose import read_diagnostics
-from fedkeel.text import make_printable, write_value
+from fedkeel.text import make_printable, write_settings, write_value
 from fedkeel.typed_values import flatten, name_keys, read_values
 
 ASIDE = ("seed", "partition_seed")  # runs that differ in nothing else repeat one experiment
@@ -253,7 +253,7 @@ def differences(sources: Sequence[Source]) -> list[list[str]]:
     names = [name for name in dict.fromkeys(name for one in flat for name in one) if told(name)]
     differing = [name for name in names if len({one.get(name) for one in flat}) > 1]
     short = [leave_out_defaults(one, flat) for one in flat]
-    return [[f"{name.split('.')[-1]}={one[name]}" for name in differing if name in one] for one in short]
+    return [write_settings({name: one[name] for name in differing if name in one}) for one in short]
 
 
 def told(name: str) -> bool:

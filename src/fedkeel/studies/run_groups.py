@@ -11,6 +11,7 @@ from fedkeel.problems.policy import POLICY, leave_out_defaults
 from fedkeel.runs.environment import compared_as
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import judged_on
+from fedkeel.text import write_settings
 from fedkeel.typed_values import flatten, name_keys
 
 
@@ -76,7 +77,7 @@ def _setting(run: Run, name: str, runs: Sequence[Run]) -> list[str]:
     others = [flatten(settings_of(other)) for other in runs if other.plan.method.name == name]
     mine = leave_out_defaults(whole, others)
     varied = [key for key in mine if any(other.get(key) != mine[key] for other in others)]
-    words = [f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in varied if key not in ("seed", "partition_seed")]
+    words = write_settings({key: mine[key] for key in varied if key not in ("seed", "partition_seed")})
     judged = any(key.startswith(POLICY) for other in others for key in other)
     if judged and run.plan.evaluation is None:
         return ["the server's model", *words]
