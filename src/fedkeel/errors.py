@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import functools
 import inspect
 import sysconfig
@@ -114,6 +115,8 @@ def explain_os_errors(fault: str, hint: str, error: type[FedkeelError] = FolderE
     try:
         yield
     except OSError as problem:
+        if problem.errno == errno.EMFILE:
+            hint = "let a process open more files: ulimit -n 1024"
         raise error(f"{fault}: {problem.strerror}", hint) from problem
 
 

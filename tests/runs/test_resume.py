@@ -13,7 +13,7 @@ import torch
 
 import fedkeel as fk
 from fedkeel.core.trees import Tree
-from fedkeel.errors import FolderError
+from fedkeel.errors import FolderError, RunError
 from fedkeel.runs import checkpoint, loop, store
 from fedkeel.runs.record import digest
 from problems import small_problem
@@ -150,6 +150,42 @@ def test_only_two_checkpoints_are_kept_and_none_half(tmp_path):
         for n in checkpoint.Checkpoint.load(p).places.values()
     }
     assert {name for name in names if not name[0].isdigit()} == used
+
+
+@pytest.mark.parametrize("how", ["removed", "moved", "another run"])
+def test_a_folder_that_is_no_longer_its_own_is_not_written_to(tmp_path, how):
+    """The run ends in its next round, and leaves what stands in the place of its folder as it is."""
+
+    class Meddling:
+        def started(self, *_): ...
+
+        def finished(self, *_): ...
+
+        def round(self, record):
+            if record.round == 2:
+                (tmp_path / "a").rename(tmp_path / "moved")
+                if how == "another run":
+                    train(tmp_path / "a", rounds=1)
+
+    with pytest.raises(RunError, match="was removed, moved or replaced while the run went on"):
+        fk.run(experiment(5), out=tmp_path / "a", engine="serial", progress=Meddling(), checkpoint_seconds=0.0)
+    train(tmp_path / "b", rounds=5)
+    if how == "another run":
+        train(tmp_path / "c", rounds=1)
+        assert final_bytes(tmp_path / "a") == final_bytes(tmp_path / "c")
+    else:
+        assert not (tmp_path / "a").exists()
+    train(tmp_path / ("a" if how == "removed" else "moved"), rounds=5)
+    assert final_bytes(tmp_path / ("a" if how == "removed" else "moved")) == final_bytes(tmp_path / "b")
+
+
+def test_what_a_kill_leaves_of_half_written_files_is_removed(tmp_path):
+    train(tmp_path, rounds=2)
+    halves = [tmp_path / "checkpoint" / ".tmpAb12", tmp_path / "checkpoint" / ".x.partial", tmp_path / ".tmpCd34"]
+    for half in halves:
+        half.write_bytes(b"half")
+    train(tmp_path, rounds=3)
+    assert not [half for half in halves if half.exists()]
 
 
 def test_nothing_in_a_run_is_a_pickle(tmp_path):

@@ -192,8 +192,8 @@ def test_of_two_checkpoints_the_older_stays_where_the_newer_is_damaged_or_in_use
 @pytest.fixture
 def free(monkeypatch):
     """Bytes that are free on every disk, as the system tells them."""
-    told = SimpleNamespace(free=0)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: told)
+    told = SimpleNamespace(total=1 << 50, free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: (told.total, told.total - told.free, told.free))
     return told
 
 
@@ -241,6 +241,37 @@ def test_a_disk_too_full_for_one_round_is_refused_before_it(tmp_path, free):
     assert not list(tmp_path.rglob("*.safetensors"))
     free.free = 1 << 40
     assert fk.run(exp, out=tmp_path / "a", engine="serial").result == fk.run(exp, engine="serial").result
+
+
+def test_a_disk_that_does_not_tell_its_size_is_not_full(tmp_path, free):
+    free.total = 0
+    assert fk.run(fk.Experiment(**REMEMBERING, rounds=1), out=tmp_path, engine="serial").records
+
+
+def test_one_full_disk_does_not_stop_the_runs_on_another(tmp_path, free, monkeypatch):
+    rooms = {"full": 0, "large": 1 << 40}
+    monkeypatch.setattr("fedkeel.runs.together.find_disk", lambda loop: loop.folder.path.parent.name)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: (1 << 50, 0, rooms[path.parent.name]))
+    places = ["full/a", "large/b", "full/c"]
+    runs = [fk.Experiment(**REMEMBERING, rounds=1, seed=seed) for seed in range(3)]
+    found = fk.run_together(runs, out=[tmp_path / place for place in places])
+    assert [type(one) for one in found] == [RunError, fk.Run, RunError]
+    assert found[1].experiment.seed == 1
+
+
+def test_a_run_that_cannot_begin_does_not_stop_the_others(tmp_path, monkeypatch):
+    write = RunFolder.write_json
+
+    def fail(folder, name, data):
+        if folder.path.name == "b":
+            raise RunError("cannot write", "free some space")
+        return write(folder, name, data)
+
+    monkeypatch.setattr(RunFolder, "write_json", fail)
+    runs = [fk.Experiment(**REMEMBERING, rounds=1, seed=seed) for seed in range(3)]
+    found = fk.run_together(runs, out=[tmp_path / name for name in "abc"])
+    assert [type(one) for one in found] == [fk.Run, RunError, fk.Run]
+    assert [one.experiment.seed for one in found[::2]] == [0, 2]
 
 
 def test_runs_that_write_no_states_need_no_room(tmp_path, free, caplog):

@@ -161,8 +161,13 @@ def prune(folder: Path, count: int = KEPT) -> None:
     for path in folder.glob("*-*.safetensors"):
         if path.name not in used and (CLIENTS.fullmatch(path.name) or FILE.fullmatch(path.name)):
             remove(path)
-    for half in folder.glob(".*.partial"):
+    for half in list_halves(folder):
         remove(half)
+
+
+def list_halves(folder: Path) -> list[Path]:
+    """List what a kill left of files that were being written: ours, and those of safetensors."""
+    return [*folder.glob(".*.partial"), *folder.glob(".tmp*")]
 
 
 def remove(path: Path) -> None:

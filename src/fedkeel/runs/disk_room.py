@@ -31,17 +31,23 @@ class Need(NamedTuple):
 
 
 def check_room(loops: Sequence[Loop]) -> None:
-    """Warn where the states of the clients may not fit on the disk; refuse where those of the next round cannot.
+    """Warn where the states of the clients may not fit on their disk; refuse where those of the next round cannot.
 
-    A run keeps KEPT checkpoints, between which every client may have changed. One run at a time writes another beside
-    them.
+    Disks that do not tell their size are not asked. A run keeps KEPT checkpoints, between which every client may have
+    changed. One run at a time writes another beside them.
     """
     needs = [estimate(loop, loop.folder) for loop in loops if loop.folder is not None]
     if not needs:
         return
     path = next(loop.folder.path for loop in loops if loop.folder is not None)
     there, next_round, all_rounds, once = map(sum, zip(*needs, strict=True))
-    free, most = shutil.disk_usage(path).free, KEPT * once + max(need.once for need in needs)
+    try:
+        total, _, free = shutil.disk_usage(path)
+    except OSError:
+        return
+    if not total:
+        return
+    most = KEPT * once + max(need.once for need in needs)
     states = "what clients remember" if len(needs) == 1 else f"what clients of {len(needs)} runs remember"
     room = f"and {path} has {byte_size(free)} left on its disk"
     if next_round > free + there:
@@ -50,6 +56,11 @@ def check_room(loops: Sequence[Loop]) -> None:
         raise RunError(f"{states} takes {byte_size(next_round)} after one round, {room}.", HINT) from full
     if (more := min(most - there, all_rounds)) > free:
         log.warning("%s may take %s more, %s: %s", states, byte_size(more), room, HINT)
+
+
+def find_disk(loop: Loop) -> int | None:
+    """The number of the disk that a run is written to."""
+    return None if loop.folder is None else loop.folder.path.stat().st_dev
 
 
 def estimate(loop: Loop, folder: RunFolder) -> Need:

@@ -126,7 +126,8 @@ def find_divergence(path: Path, done: int) -> str | None:
     found = read_json(path / DIVERGED)
     if found.get("round") != done + 1:
         return None
-    return shorten(make_printable(f"diverged in round {done + 1}: {found.get('reason')}"), 200)
+    reason = found.get("reason")
+    return shorten(make_printable(f"diverged in round {done + 1}" + (f": {reason}" if reason else "")), 200)
 
 
 # ---- checksums -----------------------------------------------------------------------------------------------------

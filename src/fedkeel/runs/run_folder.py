@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from fedkeel.core.states import write_text
 from fedkeel.errors import FolderError, RequestError, RunError, explain_os_errors
-from fedkeel.runs.checkpoint import find_newest, list_checkpoints, prune, remove
+from fedkeel.runs.checkpoint import find_newest, list_checkpoints, list_halves, prune, remove
 from fedkeel.runs.folder import (
     DIVERGED,
     EXPERIMENT,
@@ -95,6 +95,7 @@ class RunFolder:
         write_text(self.path / EXPERIMENT, tomli_w.dumps(data))
 
     def write_json(self, name: str, data: Any) -> str:
+        self.check_place()
         text = json.dumps(data, indent=2, sort_keys=True) + "\n"
         write_text(self.path / name, text)
         return text
@@ -137,10 +138,10 @@ class RunFolder:
         # first, so that at no moment there are more sums than lines
         write_text(self.path / SUMS, "".join(line_of(number, total) for number, total in enumerate(sums[1:], 1)))
         write_text(self.path / ROUNDS, "".join(f"{line}\n" for line in lines))
-        for old in (self.path / RESULT, self.path / DIVERGED, *self.path.glob(".*.partial")):
+        for old in (self.path / RESULT, self.path / DIVERGED, *list_halves(self.path)):
             remove(old)
         prune(self.checkpoints)
-        with explain_os_errors(f"cannot write into {self.path}", "choose another folder"):
+        with explain_os_errors(f"cannot write into {self.path}", "free some space, or choose another folder"):
             self.checkpoints.mkdir(exist_ok=True)
             self.lines = open(self.path / ROUNDS, "a", encoding="utf-8", newline="\n")
             self.sums = open(self.path / SUMS, "a", encoding="utf-8", newline="\n")
@@ -149,10 +150,24 @@ class RunFolder:
     def append(self, record: RoundRecord) -> None:
         assert self.lines is not None
         assert self.sums is not None
+        self.check_place()
         text = record.dumps() + "\n"
         self._append(self.lines, text)
         self.total = checksum(text, self.total)
         self._append(self.sums, line_of(record.round, self.total))
+
+    def check_place(self) -> None:
+        """Refuse to write where the folder of a run that goes on is no longer the one that it holds."""
+        if self.lines is None:
+            return
+        held = os.fstat(self.lines.fileno())
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if os.path.samestat(held, os.stat(self.path / ROUNDS)):
+                return
+        raise RunError(
+            f"{self.path} was removed, moved or replaced while the run went on.",
+            "if it was moved, `fedkeel resume` it where it is now; if not, give the same command again",
+        )
 
     def _append(self, file: IO[str], text: str) -> None:
         with explain_os_errors(f"cannot write {file.name}", "free some space, then `fedkeel resume`", RunError):
@@ -161,6 +176,7 @@ class RunFolder:
 
     def sync(self) -> None:
         """Records reach the disk before the checkpoint that counts them."""
+        self.check_place()
         for file in (self.lines, self.sums):
             if file is not None:
                 os.fsync(file.fileno())

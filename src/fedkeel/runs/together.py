@@ -16,7 +16,7 @@ from fedkeel.engines.stacked.joint import JointEngine, joinable
 from fedkeel.errors import RequestError, RunError, explain_typos
 from fedkeel.problems.metrics import Given as Metrics
 from fedkeel.problems.metrics import find_metrics
-from fedkeel.runs.disk_room import check_room
+from fedkeel.runs.disk_room import check_room, find_disk
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.following import Given, find_callbacks
@@ -76,12 +76,39 @@ def run_together(
     place = Place("stacked", device_of(device), dtype, None, keep_params, checkpoint_seconds, command, *followers)
     with session(place.device) as closing:
         given = zip(experiments, out or nothing, progress or nothing, strict=True)
-        started = [start(one, folder, place, watcher, closing) for one, folder, watcher in given]
+        begun = refuse_without_room([start_alone(*one, place, closing) for one in given])
+        started = [one for one in begun if isinstance(one, Started)]
+        driven = iter(drive_together(started, closing) if started else [])
+        return [next(driven) if isinstance(one, Started) else one for one in begun]
+
+
+def start_alone(
+    experiment: Experiment,
+    out: str | PathLike[str] | None,
+    progress: Progress | None,
+    place: Place,
+    closing: contextlib.ExitStack,
+) -> Started | RunError:
+    try:
+        return start(experiment, out, place, progress, closing)
+    except RunError as error:
+        return error
+
+
+def refuse_without_room(begun: Sequence[Started | RunError]) -> list[Started | RunError]:
+    """Put an error in the place of every run whose disk has no room for it and the others that are written there."""
+    found = list(begun)
+    disks: dict[int | None, list[int]] = {}
+    for run, one in enumerate(begun):
+        if isinstance(one, Started):
+            disks.setdefault(find_disk(one.loop), []).append(run)
+    for runs in disks.values():
         try:
-            check_room([one.loop for one in started])
+            check_room([one.loop for one in (begun[run] for run in runs) if isinstance(one, Started)])
         except RunError as error:
-            return [error] * len(started)
-        return drive_together(started, closing) if started else []
+            for run in runs:
+                found[run] = error
+    return found
 
 
 def drive_alone(one: Started) -> Run | RunError:
