@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fedkeel.cli.console import table
 from fedkeel.cli.progress import Bars, Display, Lines, describe_round, display, gpu_memory
+from fedkeel.cli.telling import show_log
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.record import RoundRecord
 from fedkeel.text import byte_size, byte_unit
@@ -93,6 +94,14 @@ def test_warnings_are_told_above_everything():
         logging.getLogger("fedkeel").warning("not told")
         assert "left out client 3" in console.file.getvalue()
         assert "not told" not in console.file.getvalue()
+
+
+def test_what_is_shown_within_a_block_is_not_let_through_after_it():
+    log = logging.getLogger("fedkeel.of_a_block")
+    log.setLevel(logging.WARNING)
+    with show_log(log, logging.INFO, Console(file=io.StringIO())):
+        assert log.isEnabledFor(logging.INFO)
+    assert not log.isEnabledFor(logging.INFO)
 
 
 def test_measures_that_a_round_lacks_are_left_out():

@@ -31,7 +31,7 @@ class Logged(logging.Handler):
 @contextlib.contextmanager
 def show_log(log: logging.Logger, level: int, console: Console | None = None) -> Iterator[None]:
     """Within the block, what is logged from a level on is shown: here alone, not by the blocks around it."""
-    before = log.handlers[:], log.level, log.propagate
+    handlers, before, propagate = log.handlers[:], log.level, log.propagate
     ours = [handler for handler in log.handlers if isinstance(handler, Logged)]
     log.handlers = [handler for handler in log.handlers if handler not in ours]
     log.addHandler(Logged(console or stderr(), level))
@@ -40,4 +40,5 @@ def show_log(log: logging.Logger, level: int, console: Console | None = None) ->
     try:
         yield
     finally:
-        log.handlers, log.level, log.propagate = before
+        log.handlers, log.propagate = handlers, propagate
+        log.setLevel(before)  # loggers remember what they let through until they are told
