@@ -368,6 +368,13 @@ def test_replayed_steps_equal_serial_ones_while_clients_leave(name: str) -> None
     assert min(widths) < 3 < max(widths)
 
 
+@pytest.mark.parametrize("none", [(torch.zeros(0), torch.zeros(0)), (torch.zeros(0, 6, 6, 2), torch.zeros(0))])
+def test_a_client_without_data_says_nothing_about_the_form_of_the_others(none: Any) -> None:
+    given = [samples(size, i) for i, size in enumerate(SIZES)]
+    stacked, serial = both(problem(clients=[*given, none]), build("fedavg"))
+    assert difference(stacked, serial) < 1e-12
+
+
 def test_graphs_of_rows_that_moved_are_let_go() -> None:
     method, training = build("fedavg"), Training(seed=1, epochs=1, batch_size=3)
     task = Task(problem(), dtype=torch.float64)

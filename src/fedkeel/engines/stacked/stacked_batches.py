@@ -52,7 +52,7 @@ class RowStore:
         """Bring the rows of these clients onto the device; return whether rows have moved in memory."""
         if all(client in self.offsets for client in clients):
             return False
-        wanted = range(len(self.task.clients.sizes)) if self.whole else clients
+        wanted = np.flatnonzero(self.task.clients.sizes).tolist() if self.whole else dict.fromkeys(clients)
         parts, offset = [], 0
         self.offsets = {}
         for client in wanted:
