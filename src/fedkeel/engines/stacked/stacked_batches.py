@@ -37,7 +37,7 @@ class StackedBatch(NamedTuple):
 
 
 class RowStore:
-    """Raw rows on the device: of all clients if they are at hand and fit into `budget` bytes, else of who trains now."""
+    """Raw rows on the device: of all clients, if at hand and within `budget` bytes, else of those that train now."""
 
     def __init__(self, task: Task, budget: int):
         self.task, self.offsets, self.rows = task, dict[int, int](), Sample()
