@@ -515,3 +515,63 @@ def test_rows_that_are_no_tensors_are_told_in_a_line():
     problem = fk.Problem(model=nn.Linear(3, 2), loss=nn.functional.cross_entropy, clients=Arrays())
     with pytest.raises(fk.DataError, match="the rows of Arrays have to be tensors, not ndarray"):
         fk.run(fk.Experiment(problem=problem, rounds=1, participation=1.0))
+
+
+class OneWrong(ClientData):
+    """Clients that are read, of which one, not among the first, has other rows."""
+
+    sizes = np.array([3] * 11)
+
+    def __init__(self, wrong):
+        self.wrong = wrong
+
+    def rows(self, client, rows):
+        return self.wrong(len(rows)) if client == 9 else (torch.ones(len(rows), 3), torch.zeros(len(rows)).long())
+
+
+def fail_to_read(count):
+    raise ValueError("the file of this client is damaged")
+
+
+WRONG = {
+    "the data of client 9 in round 1 hold the label 7, but": lambda n: (torch.ones(n, 3), torch.full((n,), 7)),
+    r"not take a sample of client 9 in round 1 \(\(5,\) of": lambda n: (torch.ones(n, 5), torch.zeros(n).long()),
+    r"client 9 in round 1 \(\(3,\) of float32, \(\) of float": lambda n: (torch.ones(n, 3), torch.zeros(n)),
+    "the rows of client 9 in round 1 have to be tensors": lambda n: (
+        np.ones((n, 3), np.float32),
+        torch.zeros(n).long(),
+    ),
+    "^the file of this client is damaged$": fail_to_read,
+}
+
+
+@pytest.mark.parametrize("told", WRONG)
+@pytest.mark.parametrize("engine", ["serial", "stacked", pytest.param("processes", marks=pytest.mark.slow)])
+def test_a_client_that_is_read_and_does_not_fit_is_told_by_name(engine, told):
+    problem = fk.Problem(model=nn.Linear(3, 2), loss=nn.functional.cross_entropy, clients=OneWrong(WRONG[told]))
+    with pytest.raises(ValueError if "damaged" in told else fk.FedkeelError, match=told):
+        fk.run(fk.Experiment(problem=problem, rounds=1, participation=1.0, epochs=1), engine=engine)
+
+
+def test_a_wrong_client_among_those_on_which_a_stack_is_tried_is_told_before_the_first_round():
+    wrong = OneWrong(lambda n: (torch.ones(n, 5), torch.zeros(n).long()))
+    wrong.sizes = np.where(np.arange(11) < 8, 0, 3)
+    problem = fk.Problem(model=nn.Linear(3, 2), loss=nn.functional.cross_entropy, clients=wrong)
+    with pytest.raises(fk.ModelError, match=r"does not take a sample of client 9 \("):
+        fk.run(fk.Experiment(problem=problem, rounds=1, participation=1.0), engine="stacked")
+
+
+def test_an_error_that_rows_do_not_explain_stays_as_it_is():
+    class Moody(nn.Linear):
+        def forward(self, given):
+            if torch.is_grad_enabled() and self.training and len(given) == 3:
+                raise ValueError("not today")
+            return super().forward(given)
+
+    problem = fk.Problem(
+        model=Moody(3, 2),
+        loss=nn.functional.cross_entropy,
+        clients=OneWrong(lambda n: (torch.ones(n, 3), torch.ones(n).long())),
+    )
+    with pytest.raises(ValueError, match=r"^not today$"):
+        fk.run(fk.Experiment(problem=problem, rounds=1, participation=1.0), engine="serial")

@@ -150,6 +150,19 @@ def in_memory(data: ClientData) -> bool:
     return isinstance(data, TensorClients) and not hasattr(data.clients, "sizes")
 
 
+class DerivedClients:
+    """Clients whose rows are those of other clients: of the sources."""
+
+    sources: Sequence[ClientData]
+
+
+def is_at_hand(data: ClientData) -> bool:
+    """Whether the rows of all clients lie in memory or in a mapped file, so that no code of the user's reads them."""
+    if isinstance(data, DerivedClients):
+        return all(map(is_at_hand, data.sources))
+    return isinstance(data, SharedClients) or in_memory(data)
+
+
 class NamedRows:
     """Clients that give their rows as dicts."""
 
@@ -235,11 +248,12 @@ def count_share(share: float, sizes: Rows) -> Rows:
     return np.maximum((share * sizes).astype(np.int64), np.array(exact, np.int64))
 
 
-class HeldOut:
+class HeldOut(DerivedClients):
     """A share of each client's rows (`validation`), or the rest of them, at least one row of each client."""
 
     def __init__(self, clients: ClientData, share: float, seed: int, *, validation: bool):
         self.clients, self.seed, self.validation = clients, seed, validation
+        self.sources = [clients]
         self.kept = clients.sizes - np.minimum(count_share(share, clients.sizes), np.maximum(clients.sizes - 1, 0))
         self.sizes = clients.sizes - self.kept if validation else self.kept
 

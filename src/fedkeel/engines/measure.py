@@ -15,7 +15,7 @@ import torch
 
 from fedkeel.core.method import Method
 from fedkeel.core.round import broadcast, init_server
-from fedkeel.data.clients import ClientData, Rows, Sample
+from fedkeel.data.clients import ClientData, DerivedClients, Rows, Sample
 from fedkeel.engines.cost import passes
 from fedkeel.engines.engine import Engine, Training
 from fedkeel.problems.problem import Problem
@@ -66,11 +66,11 @@ class Job:
         return Job(task, self.method, training, make_short, self.workers, left)
 
 
-class FewerSamples:
+class FewerSamples(DerivedClients):
     """Clients with a share of their samples, in whole batches where possible."""
 
     def __init__(self, clients: ClientData, share: float, batch_size: int):
-        self.clients = clients
+        self.clients, self.sources = clients, [clients]
         batches = np.ceil(share * clients.sizes / batch_size).astype(np.int64)
         self.sizes = np.minimum(clients.sizes, np.maximum(batches, 1) * batch_size)
 

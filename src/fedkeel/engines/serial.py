@@ -30,6 +30,7 @@ from fedkeel.engines.engine import (
 from fedkeel.engines.machine import keep_large_buffers
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.task import Batch, Scores, Task
+from fedkeel.problems.try_out import explain_by_rows
 from fedkeel.randomness import key
 
 
@@ -52,7 +53,8 @@ class SerialEngine:
     ) -> list[ClientOutcome]:
         outcomes, reports = [], Stacking(len(clients))
         for i, (client, state) in enumerate(zip(clients, states, strict=True)):
-            outcome = self.train_one(message, round, lr, client, state)
+            with explain_by_rows(self.task, [client], round):
+                outcome = self.train_one(message, round, lr, client, state)
             outcomes.append(outcome._replace(report=reports.put(i, outcome.report)))
         return outcomes
 

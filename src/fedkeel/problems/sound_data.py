@@ -179,13 +179,17 @@ def check_labels(task: Task, parts: Mapping[str, ClientData]) -> None:
                     ) from None
 
 
-def check_labels_of_gpu(task: Task) -> None:
-    """Refuse labels out of range before a loss meets them on a GPU, which nobody could use after that."""
-    if task.device.type != "cuda":
-        return
+def check_labels_that_fit(task: Task, parts: Mapping[str, ClientData]) -> None:
+    """Refuse labels that the loss does not take, where the network takes the sample; `try_sample` refuses others."""
     try:
-        check_labels(task, {"the training data": task.clients})
+        check_labels(task, parts)
     except DataError:
         raise
-    except Exception:  # try_out says what is wrong with such a network
+    except Exception:
         return
+
+
+def check_labels_of_gpu(task: Task) -> None:
+    """Refuse labels out of range before a loss meets them on a GPU, which nobody could use after that."""
+    if task.device.type == "cuda":
+        check_labels_that_fit(task, {"the training data": task.clients})

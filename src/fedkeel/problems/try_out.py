@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from fedkeel.data.clients import Sample, in_memory
+from fedkeel.data.clients import Sample, TensorClients, in_memory, is_at_hand
 from fedkeel.errors import DataError, FedkeelError, ModelError
 from fedkeel.problems.gradients import REENTRANT
 from fedkeel.problems.module_state import clone_tensors, copy_trained
 from fedkeel.problems.network_calls import check_calls
 from fedkeel.problems.predictions import class_scores
 from fedkeel.problems.separability import train_but_norms
+from fedkeel.problems.sound_data import check_labels_that_fit
 from fedkeel.randomness import list_gpus, seed_torch
 from fedkeel.text import in_one_line, plural
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from fedkeel.problems.task import Task
 
 log = logging.getLogger("fedkeel")
+
+FAILURES = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError)
+"""What PyTorch and code of one's own raise about samples that they do not take."""
 
 
 @torch.no_grad()
@@ -36,22 +40,7 @@ def try_out(task: Task) -> None:
     model = task.initial.named() if task.module is None else copy_trained(task.module).eval()
     tensors: Sample | None = None
     for whose, sample in list_forms(task):
-        tensors = task.prepare(sample)
-        try:
-            with torch.random.fork_rng(devices=[]):
-                task.losses(model, clone_tensors(tensors), task.predict(model, tensors))
-        except FedkeelError:
-            raise
-        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
-            shapes = ", ".join(f"{tuple(part.shape[1:])} of {part.dtype}".replace("torch.", "") for part in tensors)
-            said = f"KeyError: {error}" if isinstance(error, KeyError) else in_one_line(error)
-            raise ModelError(
-                f"the model or the loss does not take a sample of {whose} ({shapes}): {said}",
-                "a module is moved to the device, layers in a plain list are not (nn.ModuleList); in a function "
-                "of your own, write weights.to(output)"
-                if "same device" in str(error)
-                else "do shapes and types of data, model and targets fit together? Classes are whole numbers from 0",
-            ) from error
+        tensors = try_sample(task, model, whose, sample)
     if tensors is not None:
         check_constant(task, model, tensors)
         warn_of_axis(task, model, tensors)
@@ -60,6 +49,57 @@ def try_out(task: Task) -> None:
             train_but_norms(model)
             check_trained(task, model, tensors)
     check_calls(task)
+
+
+def try_sample(task: Task, model: nn.Module | Mapping[str, Tensor], whose: str, sample: Sample) -> Sample:
+    """Put a raw sample through the model and the loss; return it prepared, or refuse it."""
+    tensors = task.prepare(sample)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            task.losses(model, clone_tensors(tensors), task.predict(model, tensors))
+    except FedkeelError:
+        raise
+    except FAILURES as error:
+        shapes = ", ".join(f"{tuple(part.shape[1:])} of {part.dtype}".replace("torch.", "") for part in tensors)
+        said = f"KeyError: {error}" if isinstance(error, KeyError) else in_one_line(error)
+        raise ModelError(
+            f"the model or the loss does not take a sample of {whose} ({shapes}): {said}",
+            "a module is moved to the device, layers in a plain list are not (nn.ModuleList); in a function "
+            "of your own, write weights.to(output)"
+            if "same device" in str(error)
+            else "do shapes and types of data, model and targets fit together? Classes are whole numbers from 0",
+        ) from error
+    return tensors
+
+
+@contextmanager
+def explain_by_rows(task: Task, clients: Sequence[int], round: int | None = None) -> Iterator[None]:
+    """Where clients fail in a round, or before the first, refuse the first of them whose rows do not fit.
+
+    Else the error stays as it is. Rows that are at hand were looked at before training began.
+    """
+    try:
+        yield
+    except (DataError, *FAILURES) as error:
+        lost = isinstance(error, torch.OutOfMemoryError) or "CUDA" in str(error)  # a GPU that stopped takes no sample
+        if not lost and not is_at_hand(task.clients):
+            when = "" if round is None else f" in round {round + 1}"
+            for client in clients:
+                refuse_unfit_rows(task, client, f"client {client}{when}")
+        raise
+
+
+@torch.no_grad()
+def refuse_unfit_rows(task: Task, client: int, whose: str) -> None:
+    """Read a client's rows again; refuse labels that the loss does not take, and samples that the model does not."""
+    first = np.zeros(2 if task.needs_pairs else 1, np.int64)
+    try:
+        sample, rows = (task.clients.rows(client, at) for at in (first, np.arange(task.clients.sizes[client])))
+    except Exception:  # the error tells it already
+        return
+    check_tensors(sample, whose)
+    check_labels_that_fit(task, {f"the data of {whose}": TensorClients([rows])})
+    try_sample(task, task.initial.named() if task.module is None else copy_trained(task.module).eval(), whose, sample)
 
 
 def warn_of_axis(task: Task, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> None:
@@ -212,11 +252,14 @@ def list_forms(task: Task) -> Iterator[tuple[str, Sample]]:
     for whose, data, client in parts:
         if data.sizes[client]:  # that no client has data is refused elsewhere
             sample = data.rows(client, first)
-            if wrong := [type(part).__name__ for part in sample if not isinstance(part, Tensor)]:
-                raise DataError(
-                    f"the rows of {type(data).__name__} have to be tensors, not {wrong[0]}.", "torch.as_tensor(part)"
-                )
+            check_tensors(sample, type(data).__name__)
             form = tuple((part.shape[1:], part.dtype) for part in sample)
             if form not in seen:
                 seen.add(form)
                 yield whose, sample
+
+
+def check_tensors(sample: Sample, whose: str) -> None:
+    """Refuse rows that are arrays or lists."""
+    if wrong := [type(part).__name__ for part in sample if not isinstance(part, Tensor)]:
+        raise DataError(f"the rows of {whose} have to be tensors, not {wrong[0]}.", "torch.as_tensor(part)")

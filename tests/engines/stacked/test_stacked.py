@@ -23,8 +23,10 @@ from fedkeel.core.round import Lift, broadcast, init_server, server_round
 from fedkeel.core.rule import Local, Rule, Setting, State
 from fedkeel.core.trees import Tree, stack, tensors
 from fedkeel.data.augment import Augment
+from fedkeel.data.clients import HeldOut, TensorClients, is_at_hand
 from fedkeel.data.prepare import Preparation
 from fedkeel.engines.engine import Training
+from fedkeel.engines.measure import FewerSamples
 from fedkeel.engines.memory import explain_device_errors
 from fedkeel.engines.scoring import KernelNetwork, Scorer, merge_parts
 from fedkeel.engines.serial import SerialEngine
@@ -32,7 +34,9 @@ from fedkeel.engines.stacked.client_mapping import choose_lift, lift_by_broadcas
 from fedkeel.engines.stacked.early_finishers import drop_finished
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.stacked.graphs import Graph, GraphScan
+from fedkeel.engines.stacked.joint import JoinedClients
 from fedkeel.engines.stacked.scoring import largest_layer
+from fedkeel.engines.stacked.stacked_batches import RowStore
 from fedkeel.errors import FedkeelError
 from fedkeel.methods import METHODS, build
 from fedkeel.models import build as build_model
@@ -366,6 +370,61 @@ def test_replayed_steps_equal_serial_ones_while_clients_leave(name: str) -> None
     assert difference(train(engine, method, other, rounds), serial) < 1e-12
     assert graphs.graphs
     assert min(widths) < 3 < max(widths)
+
+
+@pytest.mark.parametrize("none", [(torch.zeros(0), torch.zeros(0)), (torch.zeros(0, 6, 6, 2), torch.zeros(0))])
+def test_a_client_without_data_says_nothing_about_the_form_of_the_others(none: Any) -> None:
+    given = [samples(size, i) for i, size in enumerate(SIZES)]
+    stacked, serial = both(problem(clients=[*given, none]), build("fedavg"))
+    assert difference(stacked, serial) < 1e-12
+
+
+class Read:
+    """Clients that are read when they are asked for, and note who was."""
+
+    def __init__(self, clients: Sequence[tuple[Tensor, Tensor]]):
+        self.given, self.asked = clients, set[int]()
+        self.sizes = np.array([len(target) for _, target in clients])
+
+    def rows(self, client: int, rows: Any) -> tuple[Tensor, ...]:
+        self.asked.add(client)
+        return tuple(part[torch.from_numpy(rows)] for part in self.given[client])
+
+
+def test_clients_that_are_read_are_read_when_they_train_and_not_before() -> None:
+    given, held = [samples(size, i) for i, size in enumerate(SIZES)], {}
+    for name, clients in {"list": given, "read": Read(given)}.items():
+        held[name] = Task(problem(clients=clients), dtype=torch.float64)
+    method, training = build("fedavg"), Training(seed=1, epochs=2, batch_size=3)
+    engines = {name: StackedEngine(task, method, training) for name, task in held.items()}
+    held["read"].problem.clients.asked.clear()
+    rounds = ([0, 3], [1, 3], [0, 1])
+    known = {name: train(engine, method, held[name], rounds) for name, engine in engines.items()}
+    assert difference(known["read"], known["list"]) == 0
+    assert held["read"].problem.clients.asked - {int(np.argmax(SIZES))} == {0, 1, 3}
+    assert len(engines["list"].store.offsets) == len(SIZES)
+
+
+def test_clients_of_runs_in_one_stack_are_at_hand_where_those_of_each_run_are() -> None:
+    given = [samples(size, i) for i, size in enumerate(SIZES)]
+    listed, read = TensorClients(given), Read(given)
+    assert is_at_hand(JoinedClients([listed, HeldOut(listed, 0.3, 1, validation=False)]))
+    assert is_at_hand(FewerSamples(listed, 0.5, 3))
+    assert not is_at_hand(JoinedClients([listed, HeldOut(read, 0.3, 1, validation=False)]))
+
+
+def test_rows_of_another_form_are_not_written_over_those_of_the_stack_before() -> None:
+    """Inputs of one number would spread over five, and labels of 64 bits would lose some in 8."""
+    clients = [(torch.full((3, width), width + 0.5), torch.ones(3, dtype=kind)) for width, kind in
+               ((5, torch.int64), (1, torch.int64), (5, torch.uint8), (5, torch.int64))]  # fmt: skip
+    given = fk.Problem(
+        params={"w": torch.zeros(1)}, loss=lambda p, b: (p["w"] - b[0].sum(1)) ** 2, clients=Read(clients)
+    )
+    store = RowStore(Task(given), 0)
+    for client, (inputs, target) in enumerate(clients):
+        store.hold([client])
+        assert all(torch.equal(mine, part) for mine, part in zip(store.rows, (inputs, target), strict=True))
+        assert store.rows[1].dtype == target.dtype
 
 
 def test_graphs_of_rows_that_moved_are_let_go() -> None:

@@ -36,7 +36,9 @@ from fedkeel.engines.stacked.gradients_stacked import StackedWorkspace, choose_w
 from fedkeel.engines.stacked.graphs import GraphScan
 from fedkeel.engines.stacked.stacked_batches import RowStore, StackedBatch, plan_stack
 from fedkeel.problems.gradients import Workspace
+from fedkeel.problems.separability import SHOWN
 from fedkeel.problems.task import Scores, Task
+from fedkeel.problems.try_out import explain_by_rows
 
 log = logging.getLogger("fedkeel")
 
@@ -65,7 +67,8 @@ class StackedEngine:
         general: bool = False,
     ):
         self.task, self.method, self.training = task, method, training
-        self.gradient = StackedWorkspace(task) if general else choose_workspace(task)
+        with explain_by_rows(task, np.flatnonzero(task.clients.sizes)[:SHOWN].tolist()):
+            self.gradient = StackedWorkspace(task) if general else choose_workspace(task)
         self.workspace = Workspace(task)
         kernels = self.gradient.by_kernels
         self.scorer = Scorer(self.workspace, lowered=kernels and task.compute != task.dtype, stacked=kernels)
@@ -83,7 +86,8 @@ class StackedEngine:
     ) -> list[ClientOutcome]:
         given = [client_state(self.method, self.task, state) for state in states]
         rate = torch.tensor(lr, dtype=self.task.dtype, device=self.task.device)
-        return self.train_from(lambda _: (message, rate, None), round, clients, given)
+        with explain_by_rows(self.task, clients, round):
+            return self.train_from(lambda _: (message, rate, None), round, clients, given)
 
     def train_from(
         self, sender: Sender, round: int, clients: Sequence[int], states: Sequence[State]

@@ -12,18 +12,18 @@ from torch import Tensor
 
 from fedkeel.core.rule import State
 from fedkeel.core.trees import stack
-from fedkeel.data.clients import ClientData, Rows, Sample
+from fedkeel.data.clients import ClientData, DerivedClients, Rows, Sample
 from fedkeel.engines.engine import ClientOutcome, RoundRequest, Training, client_state
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.problems.problem import digest_tensors
 from fedkeel.problems.task import Task
 
 
-class JoinedClients:
+class JoinedClients(DerivedClients):
     """The clients of several runs under consecutive numbers."""
 
     def __init__(self, runs: Sequence[ClientData]):
-        self.runs = runs
+        self.runs = self.sources = runs
         self.sizes = np.concatenate([clients.sizes for clients in runs])
         self.starts = [0, *np.cumsum([len(clients.sizes) for clients in runs])[:-1].tolist()]
 

@@ -15,7 +15,7 @@ from fedkeel.core.method import Phase
 from fedkeel.core.round import StepInput
 from fedkeel.core.trees import state_bytes
 from fedkeel.data.batches import sample_keys_of_steps
-from fedkeel.data.clients import Rows, Sample, join_rows
+from fedkeel.data.clients import Rows, Sample, is_at_hand, join_rows
 from fedkeel.data.prepare import Preparation, widen_labels
 from fedkeel.engines.engine import Training, plan_rows_of_each, step_keys
 from fedkeel.problems.task import Task
@@ -37,13 +37,13 @@ class StackedBatch(NamedTuple):
 
 
 class RowStore:
-    """Raw rows on the device: of all clients when they fit into `budget` bytes, else of those that train now."""
+    """Raw rows on the device: of all clients, if at hand and within `budget` bytes, else of those that train now."""
 
     def __init__(self, task: Task, budget: int):
         self.task, self.offsets, self.rows = task, dict[int, int](), Sample()
         sizes = task.clients.sizes
         sample = task.clients.rows(int(sizes.argmax()), np.zeros(1, dtype=np.int64))
-        self.whole = int(sizes.sum()) * state_bytes(sample) <= budget
+        self.whole = int(sizes.sum()) * state_bytes(sample) <= budget and is_at_hand(task.clients)
         # a preparation of the user's own expects rows where data sets lie
         self.on_device = task.problem.prepare is None or isinstance(task.problem.prepare, Preparation)
         self.device = task.device if self.on_device else torch.device("cpu")
@@ -52,7 +52,7 @@ class RowStore:
         """Bring the rows of these clients onto the device; return whether rows have moved in memory."""
         if all(client in self.offsets for client in clients):
             return False
-        wanted = range(len(self.task.clients.sizes)) if self.whole else clients
+        wanted = np.flatnonzero(self.task.clients.sizes).tolist() if self.whole else dict.fromkeys(clients)
         parts, offset = [], 0
         self.offsets = {}
         for client in wanted:
@@ -61,8 +61,9 @@ class RowStore:
             offset += size
             parts.append(self.task.clients.rows(client, np.arange(size)))
         rows = [join_rows(column) for column in zip(*parts, strict=True)]
-        if self.rows and len(self.rows[0]) >= offset:
-            for mine, given in zip(self.rows, rows, strict=True):  # in place: captured steps read from there
+        pairs = list(zip(self.rows, rows, strict=True)) if self.rows else []
+        if pairs and all(len(mine) >= offset and have_one_form(mine, given) for mine, given in pairs):
+            for mine, given in pairs:  # in place: captured steps read from there
                 mine[:offset].copy_(given)
             return False
         self.rows = tuple(part.to(self.device) for part in rows)
@@ -163,6 +164,11 @@ class StackedSteps:
             raw = tuple(part[torch.from_numpy(at).to(device)] for part in self.store.rows)
             batches.append(tuple(fill_batch(part, wide) for part in self.store.task.prepare(raw, seeds)))
         return tuple(torch.stack(column) for column in zip(*batches, strict=True))
+
+
+def have_one_form(one: Tensor, other: Tensor) -> bool:
+    """Whether the samples of two tensors are of one shape and type."""
+    return one.shape[1:] == other.shape[1:] and one.dtype == other.dtype
 
 
 def fill_batch(part: Tensor, wide: int) -> Tensor:
