@@ -163,11 +163,11 @@ def is_at_hand(data: ClientData) -> bool:
     return isinstance(data, SharedClients) or in_memory(data)
 
 
-class NamedRows:
+class NamedRows(DerivedClients):
     """Clients that give their rows as dicts."""
 
     def __init__(self, clients: Any):
-        self.clients, self.sizes = clients, clients.sizes
+        self.clients, self.sizes, self.sources = clients, clients.sizes, (clients,)
         self.hidden = getattr(clients, "hidden", False)  # as on a federation's server, which sees no rows
 
     def rows(self, client: int, rows: Rows) -> Sample:

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.trees import all_finite
-from fedkeel.data.clients import ClientData, HeldOut, SharedClients, TensorClients, in_memory, to_tensors
+from fedkeel.data.clients import (
+    ClientData,
+    DerivedClients,
+    HeldOut,
+    SharedClients,
+    TensorClients,
+    in_memory,
+    to_tensors,
+)
 from fedkeel.errors import DataError, RunError
 from fedkeel.problems.module_state import Place, copy_whole, place_function
 
@@ -133,6 +141,8 @@ def find_ignored(problem: Problem) -> tuple[Problem, int | None]:
 
 def has_label(data: ClientData, label: int) -> bool:
     """Whether a target of data in memory is that label."""
+    if isinstance(data, DerivedClients):
+        return any(has_label(source, label) for source in data.sources)
     if isinstance(data, SharedClients):
         return bool((data.labels == label).any())
     if not isinstance(data, TensorClients) or not in_memory(data):

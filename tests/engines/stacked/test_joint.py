@@ -123,6 +123,38 @@ def test_runs_together_equal_runs_alone_whatever_their_seed_split_rate_and_lengt
         assert [r.selected for r in one.records] == [r.selected for r in other.records]
 
 
+class Minus(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, z: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        return self.layer(z - 2 * a)
+
+
+def named(clients: list[int], labels: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+    """Data whose names are in another order than the arguments of the network."""
+    draw = torch.Generator().manual_seed(0)
+    return [
+        {"a": torch.randn(n, 4, generator=draw), "z": torch.randn(n, 4, generator=draw), "labels": labels[:n]}
+        for n in clients
+    ]
+
+
+@pytest.mark.parametrize("label", [0, -100])
+def test_runs_together_read_names_and_ignored_labels_as_runs_alone_do(label: int) -> None:
+    """Client 0 has a batch of nothing but ignored labels, where the label is one of them."""
+    given = named([4, 8, 8], torch.tensor([label] * 4 + [0, 1, 1, 0]))
+    problem = fk.Problem(model=Minus(), loss=nn.functional.cross_entropy, clients=given, test=given[1])
+    settings: dict[str, Any] = dict(rounds=2, participation=1.0, epochs=1, batch_size=4, lr=0.1, method="fedavg")
+    experiments = [fk.Experiment(problem=problem, seed=seed, **settings) for seed in (1, 2)]
+    alone = [fk.run(one, engine="serial", dtype=torch.float64) for one in experiments]
+    for one, other in zip(alone, fk.run_together(experiments, dtype=torch.float64), strict=True):
+        assert isinstance(other, fk.Run)
+        assert difference(one.server, other.server) < 1e-12
+        assert one.records[-1].loss == pytest.approx(other.records[-1].loss, abs=1e-12)
+
+
 def test_one_that_is_behind_catches_up(tmp_path: Path) -> None:
     asked, places = [experiment(0), experiment(1)], [tmp_path / "a", tmp_path / "b"]
     fk.run(experiment(0, rounds=2), out=places[0], engine="stacked", dtype=torch.float64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,18 +13,20 @@ from torch import Tensor
 
 from fedkeel.core.rule import State
 from fedkeel.core.trees import stack
-from fedkeel.data.clients import ClientData, DerivedClients, Rows, Sample
+from fedkeel.data.clients import ClientData, DerivedClients, Rows
 from fedkeel.engines.engine import ClientOutcome, RoundRequest, Training, client_state
 from fedkeel.engines.stacked.engine import StackedEngine
+from fedkeel.problems.calling import as_given
 from fedkeel.problems.problem import digest_tensors
 from fedkeel.problems.task import Task
 
 
 class JoinedClients(DerivedClients):
-    """The clients of several runs under consecutive numbers."""
+    """The clients of several runs under consecutive numbers; their rows have names where those of the runs do."""
 
-    def __init__(self, runs: Sequence[ClientData]):
+    def __init__(self, runs: Sequence[ClientData], names: Sequence[str] | None):
         self.runs = self.sources = runs
+        self.names = names
         self.sizes = np.concatenate([clients.sizes for clients in runs])
         self.starts = [0, *np.cumsum([len(clients.sizes) for clients in runs])[:-1].tolist()]
 
@@ -32,9 +35,10 @@ class JoinedClients(DerivedClients):
         run = bisect_right(self.starts, client) - 1
         return run, client - self.starts[run]
 
-    def rows(self, client: int, rows: Rows) -> Sample:
+    def rows(self, client: int, rows: Rows) -> Any:
         run, number = self.run_of(client)
-        return self.runs[run].rows(number, rows)
+        found = self.runs[run].rows(number, rows)
+        return found if self.names is None else as_given(found, self.names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +63,7 @@ class JointEngine:
     def __init__(self, engines: Sequence[StackedEngine]):
         self.engines = engines
         first = engines[0]
-        self.clients = JoinedClients([engine.task.clients for engine in engines])
+        self.clients = JoinedClients([engine.task.clients for engine in engines], first.task.problem.names)
         problem = replace(first.task.problem, clients=self.clients, test=None, tests=None, proxy=None)
         given = first.task
         task = Task(problem, device=given.device, dtype=given.compute, asks=given.asks, start=given.start)
@@ -111,4 +115,13 @@ def stack_settings(engine: StackedEngine) -> tuple[object, ...]:
     buffers = {} if task.module is None else dict(task.module.named_buffers())
     fixed = digest_tensors({name: buffer for name, buffer in buffers.items() if name not in trained})
     network = (repr(task.module), task.base, fixed, task.initial.layout, problem.loss, problem.prepare, problem.classes)
-    return (*network, task.device, task.compute, engine.method, training.epochs, training.batch_size, training.steps)
+    return (
+        *network,
+        problem.names,
+        task.device,
+        task.compute,
+        engine.method,
+        training.epochs,
+        training.batch_size,
+        training.steps,
+    )
