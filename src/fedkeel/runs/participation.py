@@ -72,6 +72,12 @@ class Participation:
     def population(self) -> int:
         return len(self.sizes) if self.able is None else len(self.able)
 
+    def selectable(self, rounds: int) -> list[int]:
+        """Those who may be selected in so many rounds, sorted."""
+        if self.schedule is not None:
+            return sorted({client for clients in self.schedule[:rounds] for client in clients})
+        return [int(client) for client in np.flatnonzero(self.sizes > 0)]
+
     def selected(self, round: int) -> list[int]:
         """Choose the clients of this round, sorted."""
         if self.schedule is not None:
