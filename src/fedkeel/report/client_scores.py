@@ -92,8 +92,9 @@ def spread(found: Sequence[Shown], name: str) -> Figure:
 def by_size(found: Sequence[Shown], name: str) -> Figure:
     axes = new_axes()
     for one in found:
-        at = np.argsort(one.data.sizes, kind="stable")
-        at = at[thinned(range(len(at)), MANY)] if len(at) > MANY else slice(None)
+        at = np.arange(len(one.data.sizes))
+        if len(at) > MANY:
+            at = np.argsort(one.data.sizes, kind="stable")[thinned(at.tolist(), MANY)]
         axes.plot(one.data.sizes[at], factor(name) * one.data.values[at], **one.look | DOT)
     return finish(axes, xlabel="training samples of the client", ylabel=label(name))
 
