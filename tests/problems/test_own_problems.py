@@ -114,7 +114,7 @@ def test_one_sample_in_all_is_too_little_for_batch_norms():
     ("sizes", "changes", "told"),
     [
         ((4, 5, 1), {"participants": [[0, 1], [1], [2]]}, "client 2 has one sample"),
-        ((4, 1, 1), {"participation": 0.1}, r"2 clients \(the first: 1\) have one sample"),
+        ((4, 1, 1), {"participation": 0.34, "rounds": 50}, r"2 clients \(the first: 1\) have one sample"),
         ((9, 2), {"validation": 0.5}, "client 1 has one sample"),
         ((9, 2), {"evaluation": {"model": "global", "share": 0.5}}, "client 1 has one sample"),
         ((9, 1), {"participants": [[0]] * 3, "evaluation": {"model": "global", "tune": True}}, "client 1 has one"),
@@ -131,9 +131,18 @@ def test_clients_too_small_for_batch_norms_are_told_before_the_first_round(sizes
 
 
 def test_a_client_of_one_sample_that_is_never_selected_does_no_harm():
+    """By a list or by the draws of the seed: a run is refused if and only if it would come to the client."""
     problem = replace(small_problem(sizes=(4, 5, 1)), model=normed())
     made = experiment(problem, participation=None, participants=[[0, 1], [1], [2]])
     assert len(fk.run(made, engine="serial").records) == 2
+    for seed in range(4):
+        drawn = experiment(problem, participation=0.34, seed=seed)
+        participation = drawn.plan.participation_of(problem.data.sizes)
+        if 2 in participation.selected(0) + participation.selected(1):
+            with pytest.raises(ExperimentError, match="client 2 has one sample"):
+                fk.run(drawn, engine="serial")
+        else:
+            assert len(fk.run(drawn, engine="serial").records) == 2
 
 
 class Counting(nn.Module):

@@ -42,7 +42,8 @@ def check_data(task: Task) -> None:
 
 def check_pairs(task: Task, clients: Sequence[int], batch_size: int) -> None:
     """Refuse clients that would train on one sample at a time, if the model compares samples with each other."""
-    single = [client for client in clients if task.clients.sizes[client] == 1]
+    sizes = task.clients.sizes
+    single = [client for client in clients if sizes[client] == 1]
     if not (single or batch_size == 1) or not task.needs_pairs:
         return
     norms, other = "too little for the model's batch norms, which compare samples", "a model with group norms"

@@ -72,12 +72,6 @@ class Participation:
     def population(self) -> int:
         return len(self.sizes) if self.able is None else len(self.able)
 
-    def selectable(self, rounds: int) -> list[int]:
-        """Those who may be selected in so many rounds, sorted."""
-        if self.schedule is not None:
-            return sorted({client for clients in self.schedule[:rounds] for client in clients})
-        return [int(client) for client in np.flatnonzero(self.sizes > 0)]
-
     def selected(self, round: int) -> list[int]:
         """Choose the clients of this round, sorted."""
         if self.schedule is not None:
@@ -101,3 +95,7 @@ class Participation:
             return list(selected)
         draws = [uniforms(key(self.seed, "unavailable", round, client), 1)[0] for client in selected]
         return [client for client, draw in zip(selected, draws, strict=True) if draw >= self.unavailable]
+
+    def answering_ever(self, rounds: int) -> set[int]:
+        """All who answer in some of so many rounds."""
+        return {client for t in range(rounds) for client in self.answering(t, self.selected(t))}

@@ -245,9 +245,11 @@ def check_new(loop: Loop) -> None:
     if plan.evaluation is not None:
         given = isinstance(plan.source, Problem) and plan.source.tests is not None
         check_own_tests(task.problem, None if given else plan.evaluation.share)
-    final = loop.method.final is not None  # every client trains in it
-    trained = np.flatnonzero(task.clients.sizes).tolist() if final else loop.participation.selectable(plan.rounds)
-    check_pairs(task, trained, plan.batch_size)
+    final = plan.evaluation is not None and loop.method.final is not None  # every client trains in it
+    single = np.flatnonzero(task.clients.sizes == 1).tolist()
+    if single and task.needs_pairs and not final:
+        single = sorted(loop.participation.answering_ever(plan.rounds).intersection(single))
+    check_pairs(task, single, plan.batch_size)
 
 
 def require_experiment(given: object) -> None:
