@@ -75,14 +75,18 @@ def read_values(
     error: Refusal,
     what: str = "",
     examples: Mapping[str, Any] | None = None,
+    notes: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Convert values to Python's own numbers, texts and lists; refuse one that is not of its type or in its range."""
+    """Convert values to Python's own numbers, texts and lists; refuse one that is not of its type or in its range.
+
+    The hint then is an example of the key, and a note on it if there is one.
+    """
     converted = {word: to_plain(value) for word, value in values.items()}
     for word, value in converted.items():
         wanted, example = types.get(word, Any), (examples or {}).get(word)
         if fault := find_fault(value, wanted):
             written = write_example(wanted) if example is None else json.dumps(example, ensure_ascii=False, default=str)
-            hint = f"for example {word} = {written}"
+            hint = "; ".join(filter(None, (f"for example {word} = {written}", (notes or {}).get(word))))
             if get_origin(wanted) is Literal and isinstance(value, str):
                 hint = nearest(value, map(str, get_args(wanted)), "choices")
             raise error(f"{word}{f' of {what}' if what else ''} {fault}: {show_value(value)}", hint)

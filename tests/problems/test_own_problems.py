@@ -104,10 +104,45 @@ def test_a_sample_alone_is_left_out_where_batch_norms_compare_samples(sizes):
 
 
 def test_one_sample_in_all_is_too_little_for_batch_norms():
-    with pytest.raises(ExperimentError, match="client 1, who has one sample"):
+    with pytest.raises(ExperimentError, match="client 1 has one sample to train on"):
         trained(replace(small_problem(sizes=(4, 1)), model=normed()))
     with pytest.raises(ExperimentError, match="batch_size of 1"):
         trained(replace(small_problem(sizes=(4, 3)), model=normed()), batch_size=1)
+
+
+@for_each(
+    ("sizes", "changes", "told"),
+    [
+        ((4, 5, 1), {"participants": [[0, 1], [1], [2]]}, "client 2 has one sample"),
+        ((4, 1, 1), {"participation": 0.34, "rounds": 50}, r"2 clients \(the first: 1\) have one sample"),
+        ((9, 2), {"validation": 0.5}, "client 1 has one sample"),
+        ((9, 2), {"evaluation": {"model": "global", "share": 0.5}}, "client 1 has one sample"),
+        ((9, 1), {"participants": [[0]] * 3, "evaluation": {"model": "global", "tune": True}}, "client 1 has one"),
+    ],
+)
+def test_clients_too_small_for_batch_norms_are_told_before_the_first_round(sizes, changes, told):
+    done = []
+    problem = replace(small_problem(sizes=sizes), model=normed())
+    made = experiment(problem, **({"rounds": 3, "participation": None} | changes))
+    with pytest.raises(ExperimentError, match=told) as refused:
+        fk.run(made, engine="serial", callbacks=[done.append])
+    assert all(word in refused.value.hint for word in ("min_size", "validation", "evaluation.share", "group norms"))
+    assert not done
+
+
+def test_a_client_of_one_sample_that_is_never_selected_does_no_harm():
+    """By a list or by the draws of the seed: a run is refused if and only if it would come to the client."""
+    problem = replace(small_problem(sizes=(4, 5, 1)), model=normed())
+    made = experiment(problem, participation=None, participants=[[0, 1], [1], [2]])
+    assert len(fk.run(made, engine="serial").records) == 2
+    for seed in range(4):
+        drawn = experiment(problem, participation=0.34, seed=seed)
+        participation = drawn.plan.participation_of(problem.data.sizes)
+        if 2 in participation.selected(0) + participation.selected(1):
+            with pytest.raises(ExperimentError, match="client 2 has one sample"):
+                fk.run(drawn, engine="serial")
+        else:
+            assert len(fk.run(drawn, engine="serial").records) == 2
 
 
 class Counting(nn.Module):

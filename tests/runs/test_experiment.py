@@ -201,6 +201,15 @@ def test_the_last_partial_batch_is_kept():
     assert run.records[0].backward_passes == 3 * sum(-(-n // 4) for n in sizes)
 
 
+def test_a_batch_size_larger_than_any_client_is_a_full_batch():
+    run = fk.run(experiment(rounds=1, epochs=3, batch_size=10**9), engine="serial")
+    assert run.records[0].backward_passes == 3 * len(small_problem().clients)
+    for size in ("full", 0, -1):
+        with pytest.raises(fk.ExperimentError, match="batch_size") as refused:
+            experiment(batch_size=size)
+        assert "larger than any client's samples is a full batch" in refused.value.hint
+
+
 def test_float64_all_the_way():
     run = fk.run(experiment(method="fedfft-d"), dtype=torch.float64)
     assert run.params["0.weight"].dtype == torch.float64

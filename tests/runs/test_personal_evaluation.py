@@ -287,6 +287,33 @@ def test_clients_without_tests_cannot_be_judged():
         fk.run(fk.Experiment(problem=problem, rounds=1, evaluation={"share": 0.0}), engine="serial")
 
 
+@for_each("rows", (None, 0))
+def test_clients_none_of_whom_has_a_test_sample_cannot_be_judged(rows):
+    done = []
+    base = small_problem((1, 2, 3, 3))
+    tests = None if rows is None else [(x[:rows], y[:rows]) for x, y in base.clients]
+    problem = fk.Problem(model=base.model, loss=base.loss, clients=base.clients, test=base.test, tests=tests)
+    made = fk.Experiment(problem=problem, rounds=2, evaluation={"model": "global", "share": 0.3})
+    told = "share 0.3 of at most 3 samples" if rows is None else "all test sets are empty"
+    with pytest.raises(fk.ExperimentError, match=f"no client has a test sample: {told}") as refused:
+        fk.run(made, engine="serial", callbacks=[done.append])
+    assert "Problem(tests=[…])" in refused.value.hint
+    assert not done
+    enough = {"model": "global", "share": 0.4}  # ⌊0.4 · 3⌋ = 1
+    if rows is None:
+        assert fk.run(made.with_(evaluation=enough), engine="serial").result["judged_on"] == "accuracy"
+
+
+def test_a_run_of_before_that_judges_nobody_may_go_on(tmp_path, monkeypatch):
+    base = small_problem((2, 3))
+    problem = fk.Problem(model=base.model, loss=base.loss, clients=base.clients)
+    made = fk.Experiment(problem=problem, rounds=1, evaluation={"model": "global", "share": 0.3})
+    with monkeypatch.context() as older:
+        older.setattr("fedkeel.runs.start.check_own_tests", lambda *_: None)
+        fk.run(made, engine="serial", out=tmp_path)
+    assert len(fk.run(made.with_(rounds=2), engine="serial", out=tmp_path).records) == 2
+
+
 def by_name(data):
     return {"x": data[0], "labels": data[1]}
 

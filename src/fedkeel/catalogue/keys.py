@@ -22,7 +22,7 @@ KEYS = {
         "number for each client and round."
     ),
     "steps": "A number of local steps in a round, in place of `epochs`.",
-    "batch_size": "How many samples a local step sees.",
+    "batch_size": "How many samples a local step sees. A number larger than any client's samples is a full batch.",
     "lr": "The clients' learning rate. If it is not given, an optimiser brings its own.",
     "lr_decay": "What the rate is multiplied by after each round. `schedule` replaces it.",
     "schedule": "How the clients' rate changes over time.",

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedkeel.data.clients import Sample, split_list
 from fedkeel.data.partition.partition import Partition, collect
+from fedkeel.errors import ExperimentError
 from fedkeel.problems.problem import Problem
 from fedkeel.randomness import permutation
 
@@ -37,6 +38,19 @@ def with_own_tests(problem: Problem, share: float, of: int) -> Problem:
         return problem
     kept, aside = split_list(problem.clients, problem.data.sizes, share, of)
     return replace(problem, clients=kept, tests=aside)
+
+
+def check_own_tests(problem: Problem, share: float | None) -> None:
+    """Refuse a problem none of whose clients has a test sample; `share` was set aside, unless test sets were given."""
+    tests = problem.tests_of_clients
+    if tests is None or tests.sizes.any():
+        return
+    if share is None:
+        raise ExperimentError("no client has a test sample: all test sets are empty.", "Problem(tests=[…])")
+    raise ExperimentError(
+        f"no client has a test sample: share {share:g} of at most {problem.data.sizes.max()} samples.",
+        "a larger evaluation.share, clients with more samples, or Problem(tests=[…])",
+    )
 
 
 def rows_of(images: Any, labels: NDArray[np.int64], at: NDArray[np.int64]) -> Sample:

@@ -21,7 +21,7 @@ from fedkeel.data.clients import (
     in_memory,
     to_tensors,
 )
-from fedkeel.errors import DataError, RunError
+from fedkeel.errors import DataError, ExperimentError, RunError
 from fedkeel.problems.module_state import Place, copy_whole, place_function
 
 if TYPE_CHECKING:
@@ -46,6 +46,23 @@ def check_data(task: Task) -> None:
         if name != "the training data" and (wrong := find_unsound(data, partial(has_sound_targets, task))) is not None:
             raise DataError(f"the targets of {name} hold numbers that are not finite ({wrong}).", CLEAN)
     check_labels(task, given)
+
+
+def check_pairs(task: Task, clients: Sequence[int], batch_size: int) -> None:
+    """Refuse clients that would train on one sample at a time, if the model compares samples with each other."""
+    sizes = task.clients.sizes
+    single = [client for client in clients if sizes[client] == 1]
+    if not (single or batch_size == 1) or not task.needs_pairs:
+        return
+    norms, other = "too little for the model's batch norms, which compare samples", "a model with group norms"
+    if batch_size == 1:
+        raise ExperimentError(f"a batch_size of 1 is {norms}.", f"batch_size = 2 or more, or {other}")
+    who = f"client {single[0]} has" if len(single) == 1 else f"{len(single)} clients (the first: {single[0]}) have"
+    raise ExperimentError(
+        f"{who} one sample to train on, {norms}.",
+        "leave such clients out (partitions have min_size), set less of their data aside (validation, "
+        f"evaluation.share), or take {other}",
+    )
 
 
 def find_unsound(data: ClientData, is_sound: Callable[[ClientData, int, int], bool]) -> str | None:

@@ -23,7 +23,7 @@ from fedkeel.problems.predictions import COUNTED, measure_hits, weigh_means
 from fedkeel.problems.problem import Problem, digest_tensors
 from fedkeel.problems.random_draws import augments_by_keys, draws_for_gradient, draws_when_trained
 from fedkeel.problems.separability import find_whole_metrics, loss_is_a_mean, loss_is_one_number
-from fedkeel.problems.sound_data import check_labels_of_gpu, find_ignored, leave_out
+from fedkeel.problems.sound_data import check_labels_of_gpu, check_pairs, find_ignored, leave_out
 
 CLIENT = "client "
 """The split of one client's own test set is called `client 17`."""
@@ -140,12 +140,7 @@ class Task:
         size = int(self.clients.sizes[client])
         if size == 0 or (batch_size > 1 and size % batch_size != 1) or not self.needs_pairs:
             return size
-        if batch_size == 1 or size == 1:
-            what = "a batch_size of 1" if batch_size == 1 else f"client {client}, who has one sample,"
-            raise ExperimentError(
-                f"{what} is too little for the model's batch norms, which compare samples with each other.",
-                "batch_size and the partition's min_size of at least 2, or a model with group norms",
-            )
+        check_pairs(self, [client], batch_size)
         return size - 1
 
     @cached_property

@@ -12,12 +12,14 @@ from fedkeel.problems.metrics import lower_is_better
 from fedkeel.report.content import Setting
 from fedkeel.report.diagnostic_figures import shown
 from fedkeel.report.drawing import Chart, Shown, finish, new_axes, plain
+from fedkeel.report.series import thinned
 from fedkeel.report.source import Group
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST = 6  # measures that are drawn
+MANY = 500  # clients that are drawn one by one
 DOT = {"marker": "o", "linestyle": "none", "markersize": 3, "alpha": 0.7}
 
 
@@ -31,7 +33,8 @@ class ClientScores(NamedTuple):
 
 def client_charts(setting: Setting) -> Iterator[Chart]:
     """Those that some run has the numbers of."""
-    names = {name: None for g in setting.groups for record in g.runs[0].records[-1:] for name in record.clients}
+    last = (next((one.clients for one in reversed(g.runs[0].records) if one.clients), {}) for g in setting.groups)
+    names = {name: None for clients in last for name in clients}
     for name in list(names)[:MOST]:
         found = shown(setting, partial(scores_of, name))
         if not found:
@@ -45,11 +48,13 @@ def client_charts(setting: Setting) -> Iterator[Chart]:
         yield Chart(f"clients-{file}", "clients", title, f"{when}; worst client: {worst}", spread(found, name))
         if sized := [one for one in found if one.data.sizes is not None and len({*one.data.sizes}) > 1]:
             title = f"{word[:1].upper()}{word[1:]} by size of client"
-            note = f"{when}; each point is a client"
+            thin = any(len(one.data.sizes) > MANY for one in sized)
+            note = f"{when}; each point is a client" + (f", {MANY} clients of all sizes are drawn" if thin else "")
             yield Chart(f"clients-{file}-by-size", "clients", title, note, by_size(sized, name))
     sizes = setting.groups[0].runs[0].clients.sizes
     if sizes and not setting.labels:
         note = f"{len(sizes)} clients with {min(sizes)} to {max(sizes)} samples, {sum(sizes)} in all"
+        note += ", the smallest first" if len(sizes) > MANY else ""
         yield Chart("client-sizes", "clients", "Samples of every client", note, size_bars(sizes))
 
 
@@ -87,13 +92,21 @@ def spread(found: Sequence[Shown], name: str) -> Figure:
 def by_size(found: Sequence[Shown], name: str) -> Figure:
     axes = new_axes()
     for one in found:
-        axes.plot(one.data.sizes, factor(name) * one.data.values, **one.look | DOT)
+        at = np.arange(len(one.data.sizes))
+        if len(at) > MANY:
+            at = np.argsort(one.data.sizes, kind="stable")[thinned(at.tolist(), MANY)]
+        axes.plot(one.data.sizes[at], factor(name) * one.data.values[at], **one.look | DOT)
     return finish(axes, xlabel="training samples of the client", ylabel=label(name))
 
 
 def size_bars(sizes: Sequence[int]) -> Figure:
+    """A bar for each client; of very many clients one line, by size."""
     axes = new_axes()
-    axes.bar(range(len(sizes)), sizes, width=1.0, color="#0072b2", linewidth=0)
+    if len(sizes) > MANY:
+        axes.step(range(len(sizes)), sorted(sizes), where="mid", color="#0072b2")
+        axes.set_ylim(bottom=0)
+    else:
+        axes.bar(range(len(sizes)), sizes, width=1.0, color="#0072b2", linewidth=0)
     return finish(axes, xlabel="client", ylabel="training samples")
 
 

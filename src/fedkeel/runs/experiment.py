@@ -44,6 +44,8 @@ EXAMPLES = PLAIN | {
 }  # fmt: skip
 """What a key may look like, for those who gave it something else."""
 
+NOTES = {"batch_size": "a number larger than any client's samples is a full batch"}
+
 PYTHON = "python:"
 """What a problem or network starts with that only a program can bring back."""
 
@@ -99,7 +101,8 @@ class Experiment:
         method, data = asked.pop("method"), asked.pop("data")  # what they may be, others say
         if data is not None and not isinstance(data, OwnData):
             object.__setattr__(self, "data", OwnData(data))
-        plain = read_values(asked, types_of(Experiment), ExperimentError, examples=EXAMPLES) | {"method": method}
+        plain = read_values(asked, types_of(Experiment), ExperimentError, examples=EXAMPLES, notes=NOTES)
+        plain["method"] = method
         if isinstance(plain["epochs"], list):  # from a file
             plain["epochs"] = tuple(plain["epochs"])
         elif isinstance(plain["epochs"], float) and plain["epochs"].is_integer():

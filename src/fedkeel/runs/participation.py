@@ -95,3 +95,7 @@ class Participation:
             return list(selected)
         draws = [uniforms(key(self.seed, "unavailable", round, client), 1)[0] for client in selected]
         return [client for client, draw in zip(selected, draws, strict=True) if draw >= self.unavailable]
+
+    def answering_ever(self, rounds: int) -> set[int]:
+        """All who answer in some of so many rounds."""
+        return {client for t in range(rounds) for client in self.answering(t, self.selected(t))}

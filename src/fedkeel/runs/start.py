@@ -22,8 +22,9 @@ from fedkeel.engines.memory import explain_device_errors
 from fedkeel.errors import RequestError, explain_typos
 from fedkeel.problems.metrics import Given as Metrics
 from fedkeel.problems.metrics import Metric, find_metrics, name_metrics
+from fedkeel.problems.personal_data import check_own_tests
 from fedkeel.problems.problem import Problem
-from fedkeel.problems.sound_data import check_data
+from fedkeel.problems.sound_data import check_data, check_pairs
 from fedkeel.problems.task import Task
 from fedkeel.problems.try_out import try_out
 from fedkeel.ranges import NonNegative
@@ -226,6 +227,8 @@ def prepare(
     followers = find_observers(on.track), on.callbacks
     loop = Loop(experiment, task, method, folder, on.keep_params, on.checkpoint_seconds, *followers)
     closing.callback(loop.store.close)
+    if not made:
+        check_new(loop)
     loop.restore()
     if folder is not None and loop.done:
         warn_of_changes(folder.path, plan, on.dtype)
@@ -234,6 +237,19 @@ def prepare(
     engines = [] if folder is None else engines_before(folder.path, loop.done)
     seen = engines if folder is None else engines_before(folder.path, max(made, loop.done))
     return Prepared(loop, on, make_task, engines, seen[-1]["engine"] if seen else None, began)
+
+
+def check_new(loop: Loop) -> None:
+    """Refuse a run that would fail in a later round, or be judged on nothing; one that has begun may go on."""
+    plan, task = loop.plan, loop.task
+    if plan.evaluation is not None:
+        given = isinstance(plan.source, Problem) and plan.source.tests is not None
+        check_own_tests(task.problem, None if given else plan.evaluation.share)
+    final = plan.evaluation is not None and loop.method.final is not None  # every client trains in it
+    single = np.flatnonzero(task.clients.sizes == 1).tolist()
+    if single and task.needs_pairs and not final:
+        single = sorted(loop.participation.answering_ever(plan.rounds).intersection(single))
+    check_pairs(task, single, plan.batch_size)
 
 
 def require_experiment(given: object) -> None:
