@@ -85,9 +85,8 @@ def test_they_do_so_on_every_base_with_every_policy(kind):
         compare_with_serial(base, kind(moments=moments), (lift_by_vmap, lift_by_broadcast))
 
 
-@pytest.mark.parametrize(
-    "kind", [fk.AdamW, *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind is not fk.AdamW)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_processes_give_the_same_bits_and_a_resumed_run_too(kind, tmp_path):
     for moments, base in zip(POLICIES, ("fedsam", "scaffold", "specgradfilter+feddyn"), strict=True):
         experiment = make_experiment(base, kind(moments=moments), rounds=3)

@@ -141,6 +141,7 @@ def test_a_class_that_nobody_has_keeps_the_standard_normal():
     assert (spread[:2] < 1).all()
 
 
+@pytest.mark.slow
 def test_processes_are_bitwise_equal_to_serial():
     exp = experiment(coded_problem(), rounds=2)
     serial, pool = fk.run(exp, engine="serial"), fk.run(exp, engine="processes", workers=1)

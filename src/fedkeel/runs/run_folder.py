@@ -162,7 +162,7 @@ class RunFolder:
             return
         held = os.fstat(self.lines.fileno())
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            if os.path.samestat(held, os.stat(self.path / ROUNDS)):
+            if os.path.samestat(held, (self.path / ROUNDS).stat()):
                 return
         raise RunError(
             f"{self.path} was removed, moved or replaced while the run went on.",

@@ -408,9 +408,9 @@ def test_clients_that_are_read_are_read_when_they_train_and_not_before() -> None
 def test_clients_of_runs_in_one_stack_are_at_hand_where_those_of_each_run_are() -> None:
     given = [samples(size, i) for i, size in enumerate(SIZES)]
     listed, read = TensorClients(given), Read(given)
-    assert is_at_hand(JoinedClients([listed, HeldOut(listed, 0.3, 1, validation=False)]))
+    assert is_at_hand(JoinedClients([listed, HeldOut(listed, 0.3, 1, validation=False)], None))
     assert is_at_hand(FewerSamples(listed, 0.5, 3))
-    assert not is_at_hand(JoinedClients([listed, HeldOut(read, 0.3, 1, validation=False)]))
+    assert not is_at_hand(JoinedClients([listed, HeldOut(read, 0.3, 1, validation=False)], None))
 
 
 def test_rows_of_another_form_are_not_written_over_those_of_the_stack_before() -> None:
