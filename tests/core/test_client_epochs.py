@@ -24,6 +24,7 @@ def test_each_client_does_its_own_epochs():
     assert alike.result["model_digest"] == fk.run(experiment(2), engine="serial").result["model_digest"]
 
 
+@pytest.mark.slow
 def test_engines_agree_also_on_runs_that_are_stacked():
     for epochs in ({"clients": [1, 0.5, 3]}, {"samples": 20, "least": 0.5, "most": 3}):
         made = experiment(epochs)

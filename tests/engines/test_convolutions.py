@@ -43,6 +43,7 @@ def test_a_caller_who_turned_onednn_off_goes_without(monkeypatch):
         assert not torch.backends.mkldnn.enabled
 
 
+@pytest.mark.slow
 def test_processes_are_bitwise_equal_to_serial():
     serial, pool = (fk.run(experiment(), engine=engine, workers=1, device="cpu") for engine in ("serial", "processes"))
     assert serial.result == pool.result

@@ -197,7 +197,7 @@ def test_a_model_of_the_server_judges_alike(shared: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")  # PyTorch says so of its own kernels
-@pytest.mark.parametrize("part", [slice(0, None, 5), pytest.param(slice(None), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("part", [slice(0, None, 10), pytest.param(slice(None), marks=pytest.mark.slow)], ids=str)
 def test_low_precision_reaches_every_function(part: slice) -> None:
     """In bfloat16 no function meets two types, and gradients are near those of float32."""
     for name in list(NETWORKS)[part]:

@@ -232,7 +232,7 @@ def test_stacked_rules_do_what_they_do_for_one_client() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "rule", [pytest.param(one, marks=[pytest.mark.slow] if i % 12 else []) for i, one in enumerate(COMPILED)], ids=repr
+    "rule", [pytest.param(one, marks=[pytest.mark.slow] if i % 24 else []) for i, one in enumerate(COMPILED)], ids=repr
 )
 def test_compiled_rules_do_what_they_do_for_one_client(rule: Rule) -> None:
     step, given, alone = stepped(rule)

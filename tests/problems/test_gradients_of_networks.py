@@ -55,6 +55,7 @@ def test_a_norm_has_gradients_where_it_is_called_not_where_it_is_read(forward, m
     same_on_engines(lambda: Net(forward, conv=nn.Conv2d(3, 4, 3), norm=make(), head=nn.Linear(4, CLASSES)))
 
 
+@pytest.mark.slow
 @for_each(
     "asked",
     [

@@ -58,6 +58,7 @@ class Slopes(nn.Module):
         return self.layer(torch.func.vmap(torch.func.grad(lambda one: self.inner(one).tanh().sum()))(x))
 
 
+@pytest.mark.slow
 @for_each("network", (Keeps, Slopes))
 def test_unusual_networks_train_alike_in_all_engines(network):
     draw = torch.Generator().manual_seed(0)

@@ -378,6 +378,7 @@ def test_re_entrant_checkpoints_are_refused_and_others_give_the_same(before):
     assert max(abs(leaf).max() for name, leaf in again.params.items() if "layer" in name) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")
 def test_a_compiled_network_is_the_one_it_was_made_of_and_a_scripted_one_is_refused():
     def network():

@@ -109,6 +109,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @for_each("form", FORMS)
 def test_engines_agree_on_the_controls(form):
     method = fk.method(form, gradient=FORMS[form], weights=fk.Uniform())

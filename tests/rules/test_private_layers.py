@@ -110,6 +110,7 @@ def test_private_layers_never_travel_or_are_refused_in_a_line(name):
     assert not any(record.dropped for record in fk.run(experiment, engine="serial").records)
 
 
+@pytest.mark.slow
 @for_each("name", ["scaffold", "fedfft-d", "fedwmsam", "fedsmoo"])
 def test_stacked_clients_are_the_same(name):
     given = fk.Experiment(

@@ -153,6 +153,7 @@ def test_buffers_and_averages_are_kept_as_they_were_deployed():
     assert run.at("best").deployed is run.unwritten["best"]
 
 
+@pytest.mark.slow
 # ---- a pause -------------------------------------------------------------------------------------------------------
 def test_killed_and_resumed_is_never_killed(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -253,6 +254,7 @@ def test_a_value_that_is_not_finite_is_worse_than_any():
             assert (kept["best"].round, kept["best"].measure) == (best, "test_loss")
 
 
+@pytest.mark.slow
 def test_another_patience_remembers_what_was_best(tmp_path, monkeypatch):
     """Also in the checkpoint of a version that kept the memory of each patience apart."""
     steps = {"rounds": 40, "lr": 0.5, "epochs": 2}

@@ -54,6 +54,7 @@ def test_the_exponential_schedule_is_what_lr_decay_does(small):
     )
 
 
+@pytest.mark.slow
 def test_the_engines_agree_where_the_rate_changes_with_every_step(small):
     for work in ({"epochs": 0.5}, {"steps": 5, "epochs": None}, {"epochs": (1, 3)}):
         schedule = {"name": "cosine", "by": "step", "warmup": 1, "end": 0.1}
