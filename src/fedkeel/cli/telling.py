@@ -41,4 +41,4 @@ def show_log(log: logging.Logger, level: int, console: Console | None = None) ->
         yield
     finally:
         log.handlers, log.propagate = handlers, propagate
-        log.setLevel(before)  # loggers remember what they let through until they are told
+        log.setLevel(before)  # a plain assignment would leave the logger's cache of levels as it is

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 
 from fedkeel.papers.figure_readings import Numbers
 from fedkeel.papers.figures import Panel
@@ -88,7 +89,7 @@ def read_runs(runs: FigureRuns, panel: Panel, names: Sequence[str], title: str, 
 def average(group: Group, measure: str) -> float | None:
     """The mean of a measure over rounds and seeds."""
     found = curve(group, measure)
-    return sum(found.mean) / len(found.mean) if found and found.mean else None
+    return fmean(found.mean) if found and found.mean else None
 
 
 def describe_seeds(compared: Sequence[Sequence[set[int]]]) -> str:

@@ -114,14 +114,6 @@ def stack_settings(engine: StackedEngine) -> tuple[object, ...]:
     trained = set(task.initial) | set(task.buffers or ())
     buffers = {} if task.module is None else dict(task.module.named_buffers())
     fixed = digest_tensors({name: buffer for name, buffer in buffers.items() if name not in trained})
-    network = (repr(task.module), task.base, fixed, task.initial.layout, problem.loss, problem.prepare, problem.classes)
-    return (
-        *network,
-        problem.names,
-        task.device,
-        task.compute,
-        engine.method,
-        training.epochs,
-        training.batch_size,
-        training.steps,
-    )
+    network = (repr(task.module), task.base, fixed, task.initial.layout, task.device, task.compute)
+    given = (problem.loss, problem.prepare, problem.classes, problem.names)
+    return (*network, *given, engine.method, training.epochs, training.batch_size, training.steps)
