@@ -165,7 +165,7 @@ def test_batch_statistics_do_not_leak_from_client_to_client(small):
     mean = (alone[0].server["buffers"] + alone[1].server["buffers"]) / 2.0  # fedfft-d weighs clients alike
     torch.testing.assert_close(both.server["buffers"].buffer, mean.buffer)
     kept = fk.run(experiment(problem, rounds=2, epochs=1, batch_size=100, participants=[[0], [0, 1]], buffers="keep"))
-    assert torch.equal(kept.server["buffers"]["1.running_mean"], torch.zeros(4))
+    assert not kept.server["buffers"]["1.running_mean"].any()
 
 
 def test_a_reply_to_a_parent_that_is_gone_is_no_error():

@@ -171,12 +171,13 @@ def git_revision() -> str | None:
 
 @cache
 def own_revision() -> str | None:
-    """Find the revision of the checkout that fedkeel runs from, marked where its files were changed; None where it is
-    installed."""
-    place = Path(__file__)
-    if not _git("ls-files", place.name, folder=place.parent):
+    """Find the revision of the checkout that fedkeel runs from, marked where files of the package were changed, not
+    those beside it, such as the ledger; None where it is installed."""
+    package = Path(__file__).parents[1]
+    if not _git("ls-files", "__init__.py", folder=package):
         return None
-    return _git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*", folder=place.parent) or None
+    mark = "-dirty" if _git("status", "--porcelain", ".", folder=package) else ""
+    return _git("rev-parse", "--short=12", "HEAD", folder=package) + mark or None
 
 
 def _git(*words: str, folder: Path | None = None) -> str:
