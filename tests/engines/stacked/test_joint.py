@@ -233,6 +233,12 @@ def test_runs_that_cannot_be_joined_are_made_one_after_another(monkeypatch: pyte
     assert difference(finals(runs), finals(alone)) == 0.0
 
 
+def test_networks_that_keep_other_numbers_learn_what_they_learn_alone() -> None:
+    asked = [experiment(seed, model="own_networks:Permuted") for seed in (0, 1)]
+    alone = [fk.run(one, engine="serial", dtype=torch.float64) for one in asked]
+    assert difference(finals(fk.run_together(asked, dtype=torch.float64)), finals(alone)) < 1e-10
+
+
 # ---- clients that have finished ------------------------------------------------------------------------------------
 def test_a_stack_shrinks_by_halves_where_that_pays() -> None:
     assert stack_sizes(10) == [10, 5, 2]
