@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
 
 import torch
 
+from fedkeel.engines.engine import ClientOutcome, RoundRequest
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.stacked.joint import JointEngine, joinable
-from fedkeel.errors import RequestError, RunError, explain_typos
+from fedkeel.errors import FedkeelError, RequestError, RunError, explain_typos
 from fedkeel.problems.metrics import Given as Metrics
 from fedkeel.problems.metrics import find_metrics
+from fedkeel.problems.try_out import is_of_device
 from fedkeel.runs.disk_room import check_room, find_disk
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
@@ -23,6 +25,7 @@ from fedkeel.runs.following import Given, find_callbacks
 from fedkeel.runs.loop import Progress
 from fedkeel.runs.observers import Observer, as_list
 from fedkeel.runs.start import CHECKPOINT_SECONDS, Place, Started, require_experiment, session, start
+from fedkeel.text import in_one_line
 
 log = logging.getLogger("fedkeel")
 
@@ -56,10 +59,11 @@ def run_together(
     track: Sequence[str | Observer] | str | Observer = (),
     callbacks: Sequence[Given] | Given = (),
     metrics: Metrics = (),
-) -> list[Run | RunError]:
+) -> list[Run | Exception]:
     """Train experiments that differ in their seed, split or learning rate, the clients of all of them as one stack.
 
-    A run that fails gives its error, and the others go on. Each round's time is shared among the runs.
+    A run that fails gives the error that it would raise alone, and the others go on. Each round's time is shared among
+    the runs.
     """
     for one in experiments:
         require_experiment(one)
@@ -111,31 +115,42 @@ def refuse_without_room(begun: Sequence[Started | RunError]) -> list[Started | R
     return found
 
 
-def drive_alone(one: Started) -> Run | RunError:
+def drive_alone(one: Started) -> Run | Exception:
     try:
         return one.drive()
-    except RunError as error:
+    except Exception as error:
+        return keep_error(error)
+
+
+def keep_error(error: Exception) -> Exception:
+    """Return what stands in the place of a run that failed; what stops the device ends all runs."""
+    if isinstance(error, FedkeelError):
         return error
+    if is_of_device(error):
+        raise error
+    log.warning("a run failed: %s: %s", type(error).__name__, in_one_line(error))
+    return error
 
 
-def drive_together(started: Sequence[Started], closing: contextlib.ExitStack) -> list[Run | RunError]:
+def drive_together(started: Sequence[Started], closing: contextlib.ExitStack) -> list[Run | Exception]:
     """Drive runs side by side, those that are behind first."""
     engines = [one.engine for one in started if isinstance(one.engine, StackedEngine)]
     if not joinable(engines):
         log.info("the runs are made one after another: their models or the preparation of their data differ")
         return [drive_alone(one) for one in started]
     joint = JointEngine(engines)
-    results: list[Run | RunError | None] = [None] * len(started)
-    asking: dict[int, Any] = {}
+    results: list[Run | Exception | None] = [None] * len(started)
+    asking: dict[int, RoundRequest] = {}
 
     def advance(run: int, answer: Any) -> None:
         asking.pop(run, None)
+        rounds = started[run].rounds
         try:
-            asking[run] = started[run].rounds.send(answer)
+            asking[run] = rounds.throw(answer) if isinstance(answer, Exception) else rounds.send(answer)
         except StopIteration as finished:
             results[run] = finished.value
-        except RunError as error:
-            results[run] = error
+        except Exception as error:
+            results[run] = keep_error(error)
         for one in asking:
             started[one].loop.together = len(asking)
 
@@ -146,6 +161,29 @@ def drive_together(started: Sequence[Started], closing: contextlib.ExitStack) ->
     while asking:
         behind = min(request.round for request in asking.values())
         now = {run: request for run, request in asking.items() if request.round == behind}
-        for run, outcomes in joint.train(now).items():
-            advance(run, outcomes)
+        for run, answer in train_round(joint, now).items():
+            advance(run, answer)
     return [result for result in results if result is not None]
+
+
+def train_round(
+    joint: JointEngine, requests: Mapping[int, RoundRequest]
+) -> Mapping[int, list[ClientOutcome] | Exception]:
+    """Train one round of several runs as one stack; where that fails, each by its own engine, and with its own error.
+
+    A stack changes nothing before it is done.
+    """
+    try:
+        return joint.train(requests)
+    except Exception as error:
+        if is_of_device(error):
+            raise
+        (round,) = {request.round + 1 for request in requests.values()}
+        log.info("round %d: the runs train one after another, since their stack failed: %s", round, in_one_line(error))
+    answers: dict[int, list[ClientOutcome] | Exception] = {}
+    for run, request in requests.items():
+        try:
+            answers[run] = joint.engines[run].train(*request)
+        except Exception as error:
+            answers[run] = error
+    return answers
