@@ -9,14 +9,17 @@ from os import PathLike
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedkeel.engines.engine import ClientOutcome, RoundRequest
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.stacked.joint import JointEngine, joinable
 from fedkeel.errors import FedkeelError, RequestError, RunError, explain_typos
+from fedkeel.problems.likeness import are_alike
 from fedkeel.problems.metrics import Given as Metrics
 from fedkeel.problems.metrics import find_metrics
+from fedkeel.problems.problem import digest_of
 from fedkeel.problems.try_out import is_of_device
 from fedkeel.runs.disk_room import check_room, find_disk
 from fedkeel.runs.experiment import Experiment
@@ -41,8 +44,16 @@ def alike(one: Experiment, other: Experiment) -> bool:
 def list_differences(one: Experiment, other: Experiment) -> list[str]:
     """Name what two experiments differ in, and may not where they share a stack."""
     first, second = (experiment.save() | dict.fromkeys(FREE) for experiment in (one, other))
+    if one.data is not None and other.data is not None:  # their problems are made of split and seed
+        first |= {"problem": None, "data": True, "model": name_model(one)}
+        second |= {"problem": None, "data": are_alike(one.data.given, other.data.given), "model": name_model(other)}
     found = sorted(key for key in {*first, *second} if first.get(key) != second.get(key))
     return found if one.problem is other.problem else [*found, "problem (give both the same object)"]
+
+
+def name_model(experiment: Experiment) -> str | None:
+    """The name of the network that is made for data of one's own, or the identity of the one that was given."""
+    return digest_of(experiment.model) if isinstance(experiment.model, nn.Module) else experiment.model
 
 
 @explain_typos("fk.run_together")

@@ -328,6 +328,30 @@ def test_memory_that_does_not_suffice_ends_all_runs(monkeypatch: pytest.MonkeyPa
         fk.run_together([experiment(0), experiment(1)])
 
 
+@for_each(
+    "first, second",
+    [
+        ({"seed": 1}, {"seed": 2, "partition": "iid:clients=5"}),
+        ({"seed": 1, "model": "logistic"}, {"seed": 2, "model": "logistic"}),
+    ],
+)
+def test_data_of_ones_own_share_a_stack_whatever_their_seed_and_split(first: Any, second: Any) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 5, generator=draw), torch.arange(60) % 3
+    usual: dict[str, Any] = dict(model=nn.Linear(5, 3), partition="dirichlet:alpha=1,clients=4", rounds=1, epochs=1)
+    asked = [fk.Experiment(data=(x, y), **usual | {"lr": 0.1} | one) for one in (first, second)]
+    alone = [fk.run(one, engine="serial", dtype=torch.float64) for one in asked]
+    assert difference(finals(fk.run_together(asked, dtype=torch.float64)), finals(alone)) < 1e-10
+
+
+def test_other_data_and_other_networks_of_ones_own_are_named() -> None:
+    x, y, network = torch.randn(60, 5), torch.arange(60) % 3, nn.Linear(5, 3)
+    one = fk.Experiment(data=(x, y), model=network, partition="iid:clients=4", rounds=1)
+    for changes, told in (({"data": (x + 1, y)}, "data"), ({"model": nn.Linear(5, 3)}, "model")):
+        with pytest.raises(RequestError, match=rf"they differ in {told}\."):
+            fk.run_together([one, one.with_(**changes)])
+
+
 # ---- clients that have finished ------------------------------------------------------------------------------------
 def test_a_stack_shrinks_by_halves_where_that_pays() -> None:
     assert stack_sizes(10) == [10, 5, 2]
