@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -76,6 +77,7 @@ def run_together(
     A run that fails gives the error that it would raise alone, and the others go on. Each round's time is shared among
     the runs.
     """
+    check_list(experiments, "experiments", "fk.run_together([experiment, experiment.with_(seed=1)])")
     for one in experiments:
         require_experiment(one)
     for other in experiments[1:]:
@@ -84,8 +86,11 @@ def run_together(
                 f"these experiments cannot share a stack: they differ in {', '.join(differences)}.",
                 f"they may differ in: {', '.join(FREE)}; schedules and averages of the last rounds have one length",
             )
-    if out is not None and len(out) != len(experiments):
-        raise RequestError(f"{len(out)} folders were given for {len(experiments)} experiments.", "out=[one for each]")
+    if out is not None:
+        check_list(out, "folders", "out=[one for each]", len(experiments))
+        check_apart(out)
+    if progress:
+        check_list(progress, "followers", "progress=[one for each]", len(experiments))
     nothing = [None] * len(experiments)
     followers = as_list(track), find_callbacks(callbacks), find_metrics(metrics)
     place = Place("stacked", device_of(device), dtype, None, keep_params, checkpoint_seconds, command, *followers)
@@ -95,6 +100,22 @@ def run_together(
         started = [one for one in begun if isinstance(one, Started)]
         driven = iter(drive_together(started, closing) if started else [])
         return [next(driven) if isinstance(one, Started) else one for one in begun]
+
+
+def check_list(given: object, what: str, hint: str, count: int | None = None) -> None:
+    """Refuse what is no list, such as a single one or a generator, and a list that is not of so many."""
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise RequestError(f"fk.run_together takes a list of {what}, not {type(given).__name__}.", hint)
+    if count is not None and len(given) != count:
+        raise RequestError(f"{len(given)} {what} were given for {count} experiments.", hint)
+
+
+def check_apart(folders: Sequence[str | PathLike[str] | None]) -> None:
+    """Refuse a folder that is given to two runs."""
+    places = [Path(folder).resolve() for folder in folders if isinstance(folder, str | PathLike)]
+    for place in places:
+        if places.count(place) > 1:
+            raise RequestError(f"two experiments were given the folder {place}.", "out=[one for each]")
 
 
 def start_alone(

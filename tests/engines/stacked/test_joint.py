@@ -352,6 +352,23 @@ def test_other_data_and_other_networks_of_ones_own_are_named() -> None:
             fk.run_together([one, one.with_(**changes)])
 
 
+@for_each(
+    "given, options, told",
+    [
+        (experiment(0), {}, "takes a list of experiments, not Experiment"),
+        ((experiment(seed) for seed in (0, 1)), {}, "takes a list of experiments, not generator"),
+        ([experiment(0), experiment(1)], {"out": "zz"}, "takes a list of folders, not str"),
+        ([experiment(0), experiment(1)], {"out": ["a", Path("b/../a")]}, "two experiments were given the folder"),
+        ([experiment(0), experiment(1)], {"progress": [None]}, "1 followers were given for 2 experiments"),
+        ([experiment(0), experiment(1)], {"progress": True}, "takes a list of followers, not bool"),
+    ],
+)
+def test_what_is_no_list_or_too_short_is_refused_in_one_line(given: Any, options: Any, told: str) -> None:
+    with pytest.raises(RequestError, match=told) as refused:
+        fk.run_together(given, **options)
+    assert refused.value.hint
+
+
 # ---- clients that have finished ------------------------------------------------------------------------------------
 def test_a_stack_shrinks_by_halves_where_that_pays() -> None:
     assert stack_sizes(10) == [10, 5, 2]
