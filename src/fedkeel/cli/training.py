@@ -252,7 +252,12 @@ def run_group(targets: Sequence[Target], machine: Machine, progress: Sequence[Pr
     }
     if len(targets) > 1:
         experiments, folders = [one.experiment for one in targets], [one.folder for one in targets]
-        return run_together(experiments, out=folders, progress=progress, **shared)
+        ended: list[Run | RunError] = []
+        for one in run_together(experiments, out=folders, progress=progress, **shared):
+            if isinstance(one, Exception) and not isinstance(one, RunError):
+                raise one  # as of a run alone
+            ended.append(one)
+        return ended
     (target,), engine = targets, machine.engine_of(targets[0])
     shared |= {"engine": engine, "workers": machine.workers, "progress": progress[0]}
     try:

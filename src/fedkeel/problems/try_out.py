@@ -81,12 +81,16 @@ def explain_by_rows(task: Task, clients: Sequence[int], round: int | None = None
     try:
         yield
     except (DataError, *FAILURES) as error:
-        lost = isinstance(error, torch.OutOfMemoryError) or "CUDA" in str(error)  # a GPU that stopped takes no sample
-        if not lost and not is_at_hand(task.clients):
+        if not is_of_device(error) and not is_at_hand(task.clients):
             when = "" if round is None else f" in round {round + 1}"
             for client in clients:
                 refuse_unfit_rows(task, client, f"client {client}{when}")
         raise
+
+
+def is_of_device(error: BaseException) -> bool:
+    """Whether memory does not suffice, or a GPU has stopped, which then takes nothing more."""
+    return isinstance(error, torch.OutOfMemoryError) or "CUDA" in str(error)
 
 
 @torch.no_grad()

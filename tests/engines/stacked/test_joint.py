@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from every_method import few_of_joint_engines
@@ -231,6 +233,140 @@ def test_runs_that_cannot_be_joined_are_made_one_after_another(monkeypatch: pyte
     runs = fk.run_together(asked, dtype=torch.float64)
     alone = [fk.run(one, engine="stacked", dtype=torch.float64) for one in asked]
     assert difference(finals(runs), finals(alone)) == 0.0
+
+
+def test_networks_that_keep_other_numbers_learn_what_they_learn_alone() -> None:
+    asked = [experiment(seed, model="own_networks:Permuted") for seed in (0, 1)]
+    alone = [fk.run(one, engine="serial", dtype=torch.float64) for one in asked]
+    assert difference(finals(fk.run_together(asked, dtype=torch.float64)), finals(alone)) < 1e-10
+
+
+class Lazy:
+    """Rows that nobody has looked at before they are trained on; one label is no class."""
+
+    sizes = np.full(40, 6)
+
+    def rows(self, client: int, rows: Any) -> tuple[torch.Tensor, ...]:
+        x, y = torch.randn(6, 5, generator=torch.Generator().manual_seed(client)), torch.arange(6) % 3
+        y[4] = 9 if client == 30 else 1
+        return x[rows], y[rows]
+
+
+def test_rows_that_do_not_fit_end_the_run_that_meets_them_with_the_line_of_a_run_alone(tmp_path: Path) -> None:
+    lazy = fk.Problem(model=nn.Linear(5, 3), loss=nn.functional.cross_entropy, clients=Lazy(), classes=3)
+    settings: dict[str, Any] = dict(rounds=2, epochs=1, batch_size=4, lr=0.1, participation=0.1)
+    one, other = (fk.Experiment(problem=lazy, seed=seed, **settings) for seed in (0, 3))
+    fine, failed = fk.run_together([one, other], out=[tmp_path / "a", tmp_path / "b"], dtype=torch.float64)
+    assert difference(finals([fine]), finals([fk.run(one, engine="stacked", dtype=torch.float64)])) < 1e-10
+    with pytest.raises(fk.DataError, match="client 30 in round 2 hold the label 9") as alone:
+        fk.run(other, engine="stacked", dtype=torch.float64)
+    assert (type(failed), str(failed)) == (fk.DataError, str(alone.value))
+    assert len(fk.load_run(tmp_path / "b").records) == 1  # the round before is kept
+
+
+@dataclass(frozen=True)
+class Last(fk.Rule):
+    """Sends the losses of the last round: as many numbers as there were participants."""
+
+    def server_slots(self, params: Any) -> State:
+        return {"last": params.buffer.new_zeros(1)}
+
+    def broadcast(self, message: State, server: State) -> State:
+        return message | {"last": server["last"]}
+
+    def step(self, tree: Any, client: State, at: Any) -> Any:
+        return tree * (1 + 0.1 * at.message["last"].mean()), client
+
+    def server_step(self, update: Any, server: State, reports: State) -> Any:
+        return update, server | {"last": reports["loss"]}
+
+
+def test_messages_of_unequal_shape_train_one_after_another() -> None:
+    method = fk.method("last", gradient=[Last()], weights=fk.BySize())
+    asked = [experiment(0, method=method, participation=share) for share in (0.4, 0.9)]
+    alone = [fk.run(one, engine="serial", dtype=torch.float64) for one in asked]
+    assert difference(finals(fk.run_together(asked, dtype=torch.float64)), finals(alone)) < 1e-10
+
+
+class Choosy(Last):
+    def step(self, tree: Any, client: State, at: Any) -> Any:
+        if at.message["last"].shape[-1] > 3:
+            raise ArithmeticError("too many losses")
+        return tree, client
+
+
+def test_an_error_of_ones_own_code_stays_with_its_run(caplog: pytest.LogCaptureFixture) -> None:
+    method = fk.method("choosy", gradient=[Choosy()], weights=fk.BySize())
+    fine, failed = fk.run_together([experiment(0, method=method, participation=share) for share in (0.4, 0.9)])
+    assert isinstance(fine, fk.Run)
+    assert len(fine.records) == 3
+    assert isinstance(failed, ArithmeticError)
+    assert "a run failed: ArithmeticError: too many losses" in caplog.text
+
+
+def test_a_stack_that_fails_when_it_is_almost_done_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [experiment(seed, method="scaffold") for seed in (0, 1)]
+    expected = finals(fk.run_together(asked, dtype=torch.float64))
+    train = JointEngine.train
+
+    def failing(self: JointEngine, requests: Any) -> Any:
+        done = train(self, requests)
+        if next(iter(requests.values())).round == 1:
+            raise ValueError("too late")
+        return done
+
+    monkeypatch.setattr(JointEngine, "train", failing)
+    assert difference(finals(fk.run_together(asked, dtype=torch.float64)), expected) < 1e-10
+
+
+def test_memory_that_does_not_suffice_ends_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: JointEngine, requests: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(JointEngine, "train", full)
+    with pytest.raises(RunError, match="does not suffice"):
+        fk.run_together([experiment(0), experiment(1)])
+
+
+@for_each(
+    "first, second",
+    [
+        ({"seed": 1}, {"seed": 2, "partition": "iid:clients=5"}),
+        ({"seed": 1, "model": "logistic"}, {"seed": 2, "model": "logistic"}),
+    ],
+)
+def test_data_of_ones_own_share_a_stack_whatever_their_seed_and_split(first: Any, second: Any) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 5, generator=draw), torch.arange(60) % 3
+    usual: dict[str, Any] = dict(model=nn.Linear(5, 3), partition="dirichlet:alpha=1,clients=4", rounds=1, epochs=1)
+    asked = [fk.Experiment(data=(x, y), **usual | {"lr": 0.1} | one) for one in (first, second)]
+    alone = [fk.run(one, engine="serial", dtype=torch.float64) for one in asked]
+    assert difference(finals(fk.run_together(asked, dtype=torch.float64)), finals(alone)) < 1e-10
+
+
+def test_other_data_and_other_networks_of_ones_own_are_named() -> None:
+    x, y, network = torch.randn(60, 5), torch.arange(60) % 3, nn.Linear(5, 3)
+    one = fk.Experiment(data=(x, y), model=network, partition="iid:clients=4", rounds=1)
+    for changes, told in (({"data": (x + 1, y)}, "data"), ({"model": nn.Linear(5, 3)}, "model")):
+        with pytest.raises(RequestError, match=rf"they differ in {told}\."):
+            fk.run_together([one, one.with_(**changes)])
+
+
+@for_each(
+    "given, options, told",
+    [
+        (experiment(0), {}, "takes a list of experiments, not Experiment"),
+        ((experiment(seed) for seed in (0, 1)), {}, "takes a list of experiments, not generator"),
+        ([experiment(0), experiment(1)], {"out": "zz"}, "takes a list of folders, not str"),
+        ([experiment(0), experiment(1)], {"out": ["a", Path("b/../a")]}, "two experiments were given the folder"),
+        ([experiment(0), experiment(1)], {"progress": [None]}, "1 followers were given for 2 experiments"),
+        ([experiment(0), experiment(1)], {"progress": True}, "takes a list of followers, not bool"),
+    ],
+)
+def test_what_is_no_list_or_too_short_is_refused_in_one_line(given: Any, options: Any, told: str) -> None:
+    with pytest.raises(RequestError, match=told) as refused:
+        fk.run_together(given, **options)
+    assert refused.value.hint
 
 
 # ---- clients that have finished ------------------------------------------------------------------------------------

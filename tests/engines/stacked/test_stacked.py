@@ -427,6 +427,24 @@ def test_rows_of_another_form_are_not_written_over_those_of_the_stack_before() -
         assert store.rows[1].dtype == target.dtype
 
 
+def test_rows_that_could_not_be_read_are_not_taken_for_those_of_the_stack_before() -> None:
+    clients = [(torch.full((3, 1), float(client)), torch.ones(3)) for client in range(3)]
+
+    class Broken(Read):
+        def rows(self, client: int, rows: Any) -> Any:
+            if client == 2 and len(rows) > 1:
+                raise OSError("gone")
+            return super().rows(client, rows)
+
+    given = fk.Problem(params={"w": torch.zeros(1)}, loss=lambda p, b: p["w"] * b[1], clients=Broken(clients))
+    store = RowStore(Task(given), 0)
+    store.hold([0])
+    with pytest.raises(OSError, match="gone"):
+        store.hold([1, 2])
+    store.hold([1])
+    assert torch.equal(store.rows[0], clients[1][0])
+
+
 def test_graphs_of_rows_that_moved_are_let_go() -> None:
     method, training = build("fedavg"), Training(seed=1, epochs=1, batch_size=3)
     task = Task(problem(), dtype=torch.float64)

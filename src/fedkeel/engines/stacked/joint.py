@@ -17,6 +17,7 @@ from fedkeel.data.clients import ClientData, DerivedClients, Rows
 from fedkeel.engines.engine import ClientOutcome, RoundRequest, Training, client_state
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.problems.calling import as_given
+from fedkeel.problems.likeness import are_networks_alike
 from fedkeel.problems.problem import digest_tensors
 from fedkeel.problems.task import Task
 
@@ -103,12 +104,15 @@ class JointEngine:
 
 def joinable(engines: Sequence[StackedEngine]) -> bool:
     """Whether the runs agree in everything that a stack shares."""
-    first, *others = (stack_settings(engine) for engine in engines)
-    return all(other == first for other in others)
+    first, *others = engines
+    settings, network = stack_settings(first), first.task.problem.model
+    return all(
+        stack_settings(other) == settings and are_networks_alike(network, other.task.problem.model) for other in others
+    )
 
 
 def stack_settings(engine: StackedEngine) -> tuple[object, ...]:
-    """List what all clients of a stack must have in common."""
+    """List what all clients of a stack must have in common besides the plain attributes of their network."""
     task, training = engine.task, engine.training
     problem = task.problem
     trained = set(task.initial) | set(task.buffers or ())

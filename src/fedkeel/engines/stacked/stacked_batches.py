@@ -53,11 +53,11 @@ class RowStore:
         if all(client in self.offsets for client in clients):
             return False
         wanted = np.flatnonzero(self.task.clients.sizes).tolist() if self.whole else dict.fromkeys(clients)
-        parts, offset = [], 0
-        self.offsets = {}
+        parts, offset, offsets = [], 0, dict[int, int]()
+        self.offsets = {}  # where reading fails, nothing is held
         for client in wanted:
             size = int(self.task.clients.sizes[client])
-            self.offsets[client] = offset
+            offsets[client] = offset
             offset += size
             parts.append(self.task.clients.rows(client, np.arange(size)))
         rows = [join_rows(column) for column in zip(*parts, strict=True)]
@@ -65,8 +65,9 @@ class RowStore:
         if pairs and all(len(mine) >= offset and have_one_form(mine, given) for mine, given in pairs):
             for mine, given in pairs:  # in place: captured steps read from there
                 mine[:offset].copy_(given)
+            self.offsets = offsets
             return False
-        self.rows = tuple(part.to(self.device) for part in rows)
+        self.rows, self.offsets = tuple(part.to(self.device) for part in rows), offsets
         return True
 
 
