@@ -9,6 +9,7 @@ from scipy.stats import ttest_rel
 
 import fedkeel as fk
 from fedkeel.analysis.intervals import paired_p_value
+from fedkeel.cli.compare import show_accuracy
 from fedkeel.cli.main import call
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord
@@ -101,3 +102,36 @@ def test_runs_that_have_reached_nothing_yet_are_a_row_without_numbers():
     (row,) = csv.DictReader(io.StringIO(write_csv(Comparison(begun, begun[0], 0.0))))
     assert (row["method"], row["best_mean"], row["top"]) == ("fedavg", "", "false")
     assert r"fedavg & -- & -- & -- \\" in write_latex(Comparison(begun, begun[0], 0.0))
+
+
+def losing(method, *lasts):
+    """Runs that are judged on a loss; of some the last one is not finite."""
+    runs = []
+    for seed, last in enumerate(lasts):
+        run = made(method, seed, 0.0)
+        result = {"best": 0.5 + seed / 100, "last": last, "mean_last": last}
+        records = [dataclasses.replace(run.records[0], accuracy=None)]
+        runs.append(dataclasses.replace(run, records=records, result=result))
+    return runs
+
+
+def test_what_a_seed_has_no_number_of_is_told_and_is_neither_bold_nor_starred(capsys):
+    """The two that are left of fedsam are lower than all of fedavg, and differ from them by nearly the same."""
+    base, other = group_runs([*losing("fedavg", 0.31, 0.32, 0.33), *losing("fedsam", None, 0.2, 0.2101)])
+    for baseline in (base, other):
+        compared = Comparison([base, other], baseline, 0.5, "last")
+        latex = write_latex(compared)
+        rows = {line.split(" & ")[0]: line.split(" & ")[1:] for line in latex.splitlines() if " & " in line}
+        told = "fedsam: last, mean of last over 2 of 3 seeds, since seed 0 gave no number"
+        assert f"% {told}; " in latex
+        assert "superscript" not in latex
+        assert ["mathbf" in cell for cell in rows["fedsam"][:3]] == [True, False, False]
+        first, second = csv.DictReader(io.StringIO(write_csv(compared)))
+        assert (first["top"], second["top"]) == ("true", "false")
+        assert first["significant"] == second["significant"] == ""
+        assert compared.document()["gaps"] == [told]
+        show_accuracy(compared)
+        shown = capsys.readouterr().out
+        assert "2 of 3" in shown
+        assert told in shown
+    assert Comparison([base], base, 0.5).gaps == []

@@ -129,6 +129,8 @@ def show(
         note(f"seconds are of different machines or engines: {'; '.join(places)}; {NOT_AVERAGED}")
     made = Comparison.of(groups, baseline, target, number)
     base = made.baseline
+    for told in made.gaps if form else ():  # a table to read has them below it
+        note(told)
     for group in groups:
         if not group.runs.keys() & base.runs.keys():
             note(f"{group.label} and {base.label} share no seed: nothing is paired")
@@ -146,11 +148,12 @@ def show_accuracy(made: Comparison) -> None:
     """Accuracies in %; losses, where runs are judged on those, as they are."""
     from fedkeel.studies.caveats import judged_as
     from fedkeel.studies.compare import describe_difference
-    from fedkeel.studies.publish import COLUMNS, make_rows, scale_and_digits
+    from fedkeel.studies.publish import make_rows, scale_and_digits
+    from fedkeel.studies.run_groups import NUMBERS
 
     rows, (scale, digits) = make_rows(made), scale_and_digits(made)
     unit = " %" if scale == 100 else ""
-    titles = [f"{COLUMNS[part].lower()}>" for part in rows[0].numbers]
+    titles = [f"{NUMBERS[part].lower()}>" for part in rows[0].numbers]
     difference = f"{made.compared_by} to {made.baseline.label}>"
     shown = table(["method!", "seeds>", *titles, difference, "95 % interval>"])
     for row in rows:
@@ -158,9 +161,9 @@ def show_accuracy(made: Comparison) -> None:
         for mean, std in row.numbers.values():
             spread = "" if std is None else f" ± {std:.{digits}f}"
             cells.append("–" if mean is None else f"{mean:.{digits}f}{spread}{unit}")
-        shown.add_row(row.label, str(row.seeds), *cells, *describe_difference(row.difference, scale, digits))
+        shown.add_row(row.label, row.seeds_in_words, *cells, *describe_difference(row.difference, scale, digits))
     stdout().print(shown)
-    for line in judged_as(made.groups):
+    for line in (*made.gaps, *judged_as(made.groups)):
         stdout().print(Text(line, "dim"))
 
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from fedkeel.analysis.intervals import Interval, paired_p_value
 from fedkeel.studies.compare import Comparison, mean_and_std, pair
-from fedkeel.studies.run_groups import measure_of
+from fedkeel.studies.run_groups import NUMBERS, measure_of
 
 SIGNIFICANT = 0.05
-COLUMNS = {"best": "Best", "last": "Last", "mean_last": "Mean of last", "reported": "Reported"}
 SIGNS = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
@@ -21,24 +20,41 @@ SIGNS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One method: mean and deviation of each column, and how it differs from the baseline."""
+    """One method: mean and deviation of each column, of how many seeds, and how it differs from the baseline."""
 
     label: str
     seeds: int
     numbers: dict[str, tuple[float | None, float | None]]
+    counts: dict[str, int]
     difference: Interval | None
     p: float | None
 
+    def is_whole(self, part: str) -> bool:
+        """Whether every seed has a number in that column."""
+        return self.counts[part] == self.seeds
+
+    @property
+    def seeds_in_words(self) -> str:
+        """How many seeds there are, and in the column that has the fewest."""
+        return write_count(min(filter(None, self.counts.values()), default=self.seeds), self.seeds)
+
+
+def write_count(having: int, asked: int) -> str:
+    return str(asked) if having == asked else f"{having} of {asked}"
+
 
 def make_rows(made: Comparison) -> list[Row]:
-    """The rows of a comparison; accuracies in %, losses as they are."""
+    """The rows of a comparison; accuracies in %, losses as they are. What a seed lacks on either side is not tested."""
     scale = scale_and_digits(made)[0]
-    parts = [part for part in COLUMNS if part != "reported" or any(group.values(part) for group in made.groups)]
+    name, base = made.compared_by, made.baseline
+    parts = [part for part in NUMBERS if part != "reported" or any(group.values(part) for group in made.groups)]
     found = []
     for group in made.groups:
         numbers = {part: mean_and_std([scale * value for value in group.values(part).values()]) for part in parts}
-        p = paired_p_value(pair(group, made.baseline, made.compared_by))
-        found.append(Row(group.label, len(group.runs), numbers, made.difference(group), p))
+        counts = {part: len(group.values(part)) for part in parts}
+        whole = all(len(one.values(name)) == len(one.runs) for one in (group, base))
+        p = paired_p_value(pair(group, base, name)) if whole else None
+        found.append(Row(group.label, len(group.runs), numbers, counts, made.difference(group), p))
     return found
 
 
@@ -59,23 +75,25 @@ def write_latex(made: Comparison) -> str:
     lines = [
         f"% {unit}, mean and standard deviation over {span} seeds; bold: the best of a column",
         f"% *: {name} differs from {base} in a paired t-test over seeds, p < {SIGNIFICANT:g}, each method on its own",
+        *(f"% {' '.join(told.split())}; neither bold nor *" for told in made.gaps),
         rf"\begin{{tabular}}{{l{'r' * len(parts)}}}",
         r"\toprule",
-        " & ".join(["Method", *(COLUMNS[part] for part in parts)]) + r" \\",
+        " & ".join(["Method", *(NUMBERS[part] for part in parts)]) + r" \\",
         r"\midrule",
     ]
     for row in rows:
         cells = [escape_latex(row.label)]
         for part in parts:
             mark = r"\textsuperscript{*}" if part == name and is_significant(row) else ""
-            cells.append(write_cell(*row.numbers[part], digits, tops[part]) + mark)
+            cells.append(write_cell(*row.numbers[part], digits, tops[part] if row.is_whole(part) else "") + mark)
         lines.append(" & ".join(cells) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
 def find_top(rows: Sequence[Row], part: str, measure: str | None) -> float | None:
-    """The best mean of a column; none where runs are judged on different things."""
-    means = [mean for row in rows if (mean := row.numbers[part][0]) is not None] if measure else []
+    """The best mean of a column over all seeds; none where runs are judged on different things."""
+    whole = [row for row in rows if row.is_whole(part)] if measure else []
+    means = [mean for row in whole if (mean := row.numbers[part][0]) is not None]
     return (max if measure == "accuracy" else min)(means, default=None)
 
 

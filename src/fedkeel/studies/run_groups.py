@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,9 @@ from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import judged_on
 from fedkeel.text import write_settings
 from fedkeel.typed_values import flatten, name_keys
+
+NUMBERS = {"best": "Best", "last": "Last", "mean_last": "Mean of last", "reported": "Reported"}
+"""Numbers of a result and their titles; the last one where an evaluation policy judges clients' models."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,25 @@ class RunGroup:
         """Return a number of the result of each seed: best, last, mean_last or reported."""
         found = {seed: run.result.get(name) for seed, run in self.runs.items()}
         return {seed: float(value) for seed, value in found.items() if value is not None}
+
+    @property
+    def gaps(self) -> list[str]:
+        """Say which of its means leave seeds out."""
+        return name_gaps(self.label, [(seed, run.result) for seed, run in self.runs.items()])
+
+
+def name_gaps(label: str, results: Sequence[tuple[int, Mapping[str, Any]]]) -> list[str]:
+    """Say which means over results by seed leave seeds out: where a number is not finite, there is none."""
+    gaps: dict[tuple[int, ...], list[str]] = {}
+    for part, title in NUMBERS.items():
+        without = tuple(seed for seed, result in results if result.get(part) is None)
+        if 0 < len(without) < len(results):
+            gaps.setdefault(without, []).append(title.lower())
+    return [
+        f"{label}: {', '.join(titles)} over {len(results) - len(seeds)} of {len(results)} seeds, "
+        f"since {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))} gave no number"
+        for seeds, titles in gaps.items()
+    ]
 
 
 def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
