@@ -1,5 +1,6 @@
 """Compositions and published methods get the same tries, are judged on validation data, and go on after a stop."""
 
+import dataclasses
 import json
 import math
 import tomllib
@@ -23,6 +24,7 @@ from fedkeel.runs.finished_run import Run
 from fedkeel.runs.loop import Loop
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.compare import Comparison
+from fedkeel.studies.publish import make_rows
 from fedkeel.studies.run_groups import RunGroup
 from fedkeel.studies.search import COMPOSED, PUBLISHED, Search, halve, late_score
 from fedkeel.studies.search_space import Part, compose
@@ -282,6 +284,17 @@ def final_runs(label, last, measure="accuracy"):
 def test_a_search_says_in_words_who_is_ahead(mine, measure, told):
     groups = [final_runs("mine", mine, measure), final_runs("feddyn", {1: 0.6, 2: 0.6}, measure)]
     assert told in conclude(Comparison.of(groups, "feddyn", 0.5, "last"))
+
+
+def test_none_is_ahead_by_the_seeds_that_did_not_fail():
+    mine, other = final_runs("mine", {1: 0.9, 2: 0.91, 3: None}), final_runs("feddyn", {1: 0.6, 2: 0.6, 3: 0.6})
+    told = conclude(Comparison.of([mine, other], "feddyn", 0.5, "last"))
+    assert told == "mine and feddyn: not decided, since mine has numbers for 2 of 3 seeds"
+    mine, other = (dataclasses.replace(group, asked=(1, 2, 3, 4)) for group in (other, other))
+    made = Comparison.of([dataclasses.replace(mine, label="mine"), other], "feddyn", 0.5, "last")
+    assert "not decided, since mine has numbers for 3 of 4 seeds" in conclude(made)
+    assert made.gaps[0] == "mine: last over 3 of 4 seeds, since seed 4 gave no number"
+    assert [row.seeds_in_words for row in make_rows(made)] == ["3 of 4"] * 2
 
 
 def test_a_full_disk_stops_a_study_and_counts_against_no_candidate(monkeypatch):

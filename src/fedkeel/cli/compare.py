@@ -182,11 +182,11 @@ def show_cost(made: Comparison) -> None:
     some = False
     for group in groups:
         cost = cost_to(group, target)
-        some |= cost is not None and cost.reached < len(group.runs)
+        some |= cost is not None and cost.reached < len(group.seeds)
         if cost is None:
-            shown.add_row(group.label, f"0 of {len(group.runs)}", *["–"] * 4)
+            shown.add_row(group.label, f"0 of {len(group.seeds)}", *["–"] * 4)
             continue
-        reached, rounds = f"{cost.reached} of {len(group.runs)}", write_rounds(cost.rounds)
+        reached, rounds = f"{cost.reached} of {len(group.seeds)}", write_rounds(cost.rounds)
         spent = byte_size(cost.megabytes * 1e6), duration(cost.seconds), count(round(cost.gradients))
         shown.add_row(group.label, reached, rounds, *spent)
     stdout().print(shown)

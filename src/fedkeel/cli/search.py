@@ -104,7 +104,7 @@ def search(
     write_winner(out / "winner.toml", winners[0].experiment.with_(validation=0.0), "partition_seed" in asked.base)
     published = winners[1].experiment.plan.method.name
     form = "json" if json else ""
-    groups = group_runs([run for run in ends if run])
+    groups = group_runs([run for run in ends if run], asked.seeds)
     if len(groups) < len(winners):
         why = "every final run of one side failed.", "lower the rates of the grid, or give other seeds"
         give_up([why], told if json else None)
@@ -166,6 +166,9 @@ def conclude(made: Comparison) -> str:
 
     winner = next(group for group in made.groups if group is not made.baseline)
     found, names = made.difference(winner), f"{winner.label} and {made.baseline.label}"
+    for side in (winner, made.baseline):
+        if (having := len(side.values(made.compared_by))) < len(side.seeds):
+            return f"{names}: not decided, since {side.label} has numbers for {having} of {len(side.seeds)} seeds"
     if found is None or found.low is None or found.high is None:
         alike = found is not None and found.reason == ALIKE
         why = "all seeds differ alike, which gives no interval" if alike else "one seed decides nothing"

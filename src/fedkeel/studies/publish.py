@@ -52,9 +52,9 @@ def make_rows(made: Comparison) -> list[Row]:
     for group in made.groups:
         numbers = {part: mean_and_std([scale * value for value in group.values(part).values()]) for part in parts}
         counts = {part: len(group.values(part)) for part in parts}
-        whole = all(len(one.values(name)) == len(one.runs) for one in (group, base))
+        whole = all(len(one.values(name)) == len(one.seeds) for one in (group, base))
         p = paired_p_value(pair(group, base, name)) if whole else None
-        found.append(Row(group.label, len(group.runs), numbers, counts, made.difference(group), p))
+        found.append(Row(group.label, len(group.seeds), numbers, counts, made.difference(group), p))
     return found
 
 
