@@ -9,7 +9,7 @@ from scipy.stats import ttest_rel
 
 import fedkeel as fk
 from fedkeel.analysis.intervals import paired_p_value
-from fedkeel.cli.compare import show_accuracy
+from fedkeel.cli.compare import show, show_accuracy
 from fedkeel.cli.main import call
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord
@@ -129,9 +129,29 @@ def test_what_a_seed_has_no_number_of_is_told_and_is_neither_bold_nor_starred(ca
         first, second = csv.DictReader(io.StringIO(write_csv(compared)))
         assert (first["top"], second["top"]) == ("true", "false")
         assert first["significant"] == second["significant"] == ""
+        assert (first["lacking"], second["lacking"]) == ("0", "1")
         assert compared.document()["gaps"] == [told]
         show_accuracy(compared)
         shown = capsys.readouterr().out
         assert "2 of 3" in shown
         assert told in shown
     assert Comparison([base], base, 0.5).gaps == []
+
+
+def test_seeds_that_are_not_all_paired_are_counted(capsys):
+    """The mean of fedsam is above that of fedavg, and its difference over the seeds that both have is below 0."""
+    even = groups(fedavg=[0.5, 0.6], fedsam=[0.48, 0.59])
+    uneven = groups(fedavg=[0.5, 0.6], fedsam=[0.48, 0.59, 0.9])
+    latex = write_latex(Comparison(uneven, uneven[0], 0.5))
+    assert r"Mean of last & Seeds & Pairs \\" in latex
+    assert r"\begin{tabular}{lrrrrr}" in latex
+    rows = [line.split(" & ")[-2:] for line in latex.splitlines() if " & " in line][1:]
+    assert rows == [["2", r" \\"], ["3", r"2 \\"]]
+    assert "Pairs" not in write_latex(Comparison(even, even[0], 0.5))
+    table = list(csv.DictReader(io.StringIO(write_csv(Comparison(uneven, uneven[0], 0.5)))))
+    assert [(row["seeds"], row["pairs"], row["lacking"]) for row in table] == [("2", "", "0"), ("3", "2", "0")]
+    for found, told in ((even, False), (uneven, True)):
+        show(found, None, None, "")
+        printed = capsys.readouterr()
+        assert ("pairs" in printed.out) is told
+        assert ("fedsam and fedavg share some seeds only (0, 1): their difference is" in printed.err) is told

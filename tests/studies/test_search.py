@@ -294,7 +294,7 @@ def test_none_is_ahead_by_the_seeds_that_did_not_fail():
     made = Comparison.of([dataclasses.replace(mine, label="mine"), other], "feddyn", 0.5, "last")
     assert "not decided, since mine has numbers for 3 of 4 seeds" in conclude(made)
     assert made.gaps[0] == "mine: last over 3 of 4 seeds, since seed 4 gave no number"
-    assert [row.seeds_in_words for row in make_rows(made)] == ["3 of 4"] * 2
+    assert [row.in_words[0] for row in make_rows(made)] == ["3 of 4"] * 2
 
 
 def test_a_full_disk_stops_a_study_and_counts_against_no_candidate(monkeypatch):

@@ -134,6 +134,10 @@ def show(
     for group in groups:
         if not group.runs.keys() & base.runs.keys():
             note(f"{group.label} and {base.label} share no seed: nothing is paired")
+        elif group.seeds != base.seeds:
+            shared = ", ".join(str(seed) for seed in group.seeds if seed in base.seeds)
+            told = f"{group.label} and {base.label} share some seeds only ({shared}): their difference is over those"
+            note(f"{told}, each mean over all seeds of its own")
     if form in ("latex", "csv"):
         typer.echo((write_latex if form == "latex" else write_csv)(made), nl=False)
     elif form:
@@ -155,13 +159,15 @@ def show_accuracy(made: Comparison) -> None:
     unit = " %" if scale == 100 else ""
     titles = [f"{NUMBERS[part].lower()}>" for part in rows[0].numbers]
     difference = f"{made.compared_by} to {made.baseline.label}>"
-    shown = table(["method!", "seeds>", *titles, difference, "95 % interval>"])
+    shown = table(["method!", "seeds>", *titles, difference, "95 % interval>", *([] if made.is_even else ["pairs>"])])
     for row in rows:
         cells = []
         for mean, std in row.numbers.values():
             spread = "" if std is None else f" ± {std:.{digits}f}"
             cells.append("–" if mean is None else f"{mean:.{digits}f}{spread}{unit}")
-        shown.add_row(row.label, row.seeds_in_words, *cells, *describe_difference(row.difference, scale, digits))
+        seeds, *pairs = row.in_words
+        told = describe_difference(row.difference, scale, digits)
+        shown.add_row(row.label, seeds, *cells, *told, *([] if made.is_even else pairs))
     stdout().print(shown)
     for line in (*made.gaps, *judged_as(made.groups)):
         stdout().print(Text(line, "dim"))

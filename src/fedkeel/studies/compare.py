@@ -60,6 +60,12 @@ class Comparison:
         reported = all(group.values("reported").keys() == group.runs.keys() for group in self.groups)
         return "reported" if reported else self.number
 
+    @property
+    def is_even(self) -> bool:
+        """Whether all methods have numbers of the same seeds, so that each seed is paired."""
+        name, seeds = self.compared_by, self.baseline.values(self.compared_by).keys()
+        return not self.gaps and all(group.values(name).keys() == seeds for group in self.groups)
+
     def difference(self, group: RunGroup) -> Interval | None:
         """Its mean difference to the baseline over seeds, with a Student interval; None where nothing is paired."""
         pairs = pair(group, self.baseline, self.compared_by)

@@ -20,12 +20,14 @@ SIGNS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One method: mean and deviation of each column, of how many seeds, and how it differs from the baseline."""
+    """One method: mean and deviation of each column, of how many seeds, and how it differs from the baseline, over how
+    many pairs of seeds."""
 
     label: str
     seeds: int
     numbers: dict[str, tuple[float | None, float | None]]
     counts: dict[str, int]
+    pairs: int | None
     difference: Interval | None
     p: float | None
 
@@ -34,9 +36,14 @@ class Row:
         return self.counts[part] == self.seeds
 
     @property
-    def seeds_in_words(self) -> str:
-        """How many seeds there are, and in the column that has the fewest."""
-        return write_count(min(filter(None, self.counts.values()), default=self.seeds), self.seeds)
+    def fewest(self) -> int:
+        """How many seeds the column has that has the fewest, of those with any."""
+        return min(filter(None, self.counts.values()), default=self.seeds)
+
+    @property
+    def in_words(self) -> tuple[str, str]:
+        """How many seeds there are, and how many of them are paired."""
+        return write_count(self.fewest, self.seeds), "" if self.pairs is None else str(self.pairs)
 
 
 def write_count(having: int, asked: int) -> str:
@@ -53,8 +60,10 @@ def make_rows(made: Comparison) -> list[Row]:
         numbers = {part: mean_and_std([scale * value for value in group.values(part).values()]) for part in parts}
         counts = {part: len(group.values(part)) for part in parts}
         whole = all(len(one.values(name)) == len(one.seeds) for one in (group, base))
-        p = paired_p_value(pair(group, base, name)) if whole else None
-        found.append(Row(group.label, len(group.seeds), numbers, counts, made.difference(group), p))
+        pairs = pair(group, base, name)
+        p = paired_p_value(pairs) if whole else None
+        shared = None if group is base else len(pairs)
+        found.append(Row(group.label, len(group.seeds), numbers, counts, shared, made.difference(group), p))
     return found
 
 
@@ -71,14 +80,15 @@ def write_latex(made: Comparison) -> str:
     seeds = sorted({row.seeds for row in rows})
     span = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     unit = "accuracy in %" if measure == "accuracy" else "loss" if measure else "accuracies and losses"
+    counted = () if made.is_even else ("Seeds", "Pairs")
     base = " ".join(made.baseline.label.split())
     lines = [
         f"% {unit}, mean and standard deviation over {span} seeds; bold: the best of a column",
         f"% *: {name} differs from {base} in a paired t-test over seeds, p < {SIGNIFICANT:g}, each method on its own",
         *(f"% {' '.join(told.split())}; neither bold nor *" for told in made.gaps),
-        rf"\begin{{tabular}}{{l{'r' * len(parts)}}}",
+        rf"\begin{{tabular}}{{l{'r' * (len(parts) + len(counted))}}}",
         r"\toprule",
-        " & ".join(["Method", *(NUMBERS[part] for part in parts)]) + r" \\",
+        " & ".join(["Method", *(NUMBERS[part] for part in parts), *counted]) + r" \\",
         r"\midrule",
     ]
     for row in rows:
@@ -86,7 +96,7 @@ def write_latex(made: Comparison) -> str:
         for part in parts:
             mark = r"\textsuperscript{*}" if part == name and is_significant(row) else ""
             cells.append(write_cell(*row.numbers[part], digits, tops[part] if row.is_whole(part) else "") + mark)
-        lines.append(" & ".join(cells) + r" \\")
+        lines.append(" & ".join([*cells, *(row.in_words if counted else ())]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
@@ -115,22 +125,25 @@ def escape_latex(text: str) -> str:
 
 
 def write_csv(made: Comparison) -> str:
-    """One line a method, numbers in full; what there is none of is empty."""
+    """One line a method, numbers in full, accuracies and their differences in %; what there is none of is empty."""
     rows, name, (scale, _) = make_rows(made), made.compared_by, scale_and_digits(made)
     parts = list(rows[0].numbers)
     file = io.StringIO()
     table = csv.writer(file, lineterminator="\n")
     numbers = [f"{part}_{kind}" for part in parts for kind in ("mean", "std")]
-    table.writerow(["method", "seeds", *numbers, "top", "difference", "low", "high", "p", "significant"])
+    table.writerow(
+        ["method", "seeds", *numbers, "top", "difference", "low", "high", "p", "significant", "pairs", "lacking"]
+    )
     top = find_top(rows, name, measure_of(made.groups))
     for row in rows:
         each = [value for part in parts for value in row.numbers[part]]
         told = row.difference
         ends = [None] * 3 if told is None else [told.mean, told.low, told.high]
         paired_numbers = [None if value is None else scale * value for value in ends]
-        is_top = row.numbers[name][0] is not None and row.numbers[name][0] == top
+        is_top = row.is_whole(name) and row.numbers[name][0] is not None and row.numbers[name][0] == top
         verdict = "" if row.p is None else str(is_significant(row)).lower()
-        shown = [guard(row.label), row.seeds, *each, str(is_top).lower(), *paired_numbers, row.p, verdict]
+        ended = [row.pairs, row.seeds - row.fewest]
+        shown = [guard(row.label), row.seeds, *each, str(is_top).lower(), *paired_numbers, row.p, verdict, *ended]
         table.writerow(["" if value is None else value for value in shown])
     return file.getvalue()
 
