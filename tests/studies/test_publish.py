@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+import re
 
 import pytest
 from scipy.stats import ttest_rel
@@ -155,3 +156,28 @@ def test_seeds_that_are_not_all_paired_are_counted(capsys):
         printed = capsys.readouterr()
         assert ("pairs" in printed.out) is told
         assert ("fedsam and fedavg share some seeds only (0, 1): their difference is" in printed.err) is told
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [
+        (0.25, 0.5, ("0.2500", "0.5000", "-0.2500")),  # as ever
+        (1e-6, 4.1e-5, ("0.00000100", "0.00004100", "-0.00004000")),
+        (4.1e-8, 1.6e-3, ("4.100e-08", "1.600e-03", "-1.600e-03")),
+        (0.5, 1.6e36, ("5.000e-01", "1.600e+36", "-1.600e+36")),
+        (0.0, 0.5, ("0.0000", "0.5000", "-0.5000")),
+    ],
+)
+def test_losses_that_differ_are_shown_to_differ(low, high, shown, capsys):
+    """Those near 1 with four digits behind the point, small ones with more, very small and very large ones raised."""
+    runs = [*losing("fedavg", high, high), *losing("fedsam", low, low)]
+    runs = [dataclasses.replace(run, result={"best": run.result["last"]}) for run in runs]
+    pair = group_runs(runs)
+    compared = Comparison(pair, pair[0], 0.5)
+    show_accuracy(compared)
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in shown)
+    latex = write_latex(compared)
+    assert latex.count("mathbf") == 1
+    assert ("times 10^{-8}" in latex) is (low == 4.1e-8)
+    assert not re.search(r"\de[+-]", latex)

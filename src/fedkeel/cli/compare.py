@@ -152,10 +152,10 @@ def show_accuracy(made: Comparison) -> None:
     """Accuracies in %; losses, where runs are judged on those, as they are."""
     from fedkeel.studies.caveats import judged_as
     from fedkeel.studies.compare import describe_difference
-    from fedkeel.studies.publish import make_rows, scale_and_digits
+    from fedkeel.studies.publish import make_rows, scale_and_form
     from fedkeel.studies.run_groups import NUMBERS
 
-    rows, (scale, digits) = make_rows(made), scale_and_digits(made)
+    rows, (scale, form) = make_rows(made), scale_and_form(made)
     unit = " %" if scale == 100 else ""
     titles = [f"{NUMBERS[part].lower()}>" for part in rows[0].numbers]
     difference = f"{made.compared_by} to {made.baseline.label}>"
@@ -163,10 +163,10 @@ def show_accuracy(made: Comparison) -> None:
     for row in rows:
         cells = []
         for mean, std in row.numbers.values():
-            spread = "" if std is None else f" ± {std:.{digits}f}"
-            cells.append("–" if mean is None else f"{mean:.{digits}f}{spread}{unit}")
+            spread = "" if std is None else f" ± {std:{form}}"
+            cells.append("–" if mean is None else f"{mean:{form}}{spread}{unit}")
         seeds, *pairs = row.in_words
-        told = describe_difference(row.difference, scale, digits)
+        told = describe_difference(row.difference, scale, form)
         shown.add_row(row.label, seeds, *cells, *told, *([] if made.is_even else pairs))
     stdout().print(shown)
     for line in (*made.gaps, *judged_as(made.groups)):

@@ -184,9 +184,9 @@ def paired_differences(mine: Mapping[int, float], other: Mapping[int, float]) ->
     return paired_interval(differences) if differences else None
 
 
-def describe_difference(found: Interval | None, scale: float, digits: int) -> tuple[str, str]:
+def describe_difference(found: Interval | None, scale: float, form: str) -> tuple[str, str]:
     """Write a difference and its interval; nothing where there is none."""
     if found is None:
         return "", ""
-    mean, *ends = (f"{scale * end:+.{digits}f}" for end in (found.mean, found.low, found.high) if end is not None)
+    mean, *ends = (f"{scale * end:+{form}}" for end in (found.mean, found.low, found.high) if end is not None)
     return mean, " … ".join(ends)

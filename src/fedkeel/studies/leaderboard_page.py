@@ -119,7 +119,7 @@ def _cells(board: Leaderboard, line: Line, baseline: Line | None, chosen: str) -
         chosen,
         write_count(len(line.values("last")), len(board.seeds)),
         *(_percent(line.values(name)) for name in ("last", "best", "averaged")),
-        *describe_difference(paired_differences(line.values("last"), others), 100, 2),
+        *describe_difference(paired_differences(line.values("last"), others), 100, ".2f"),
         "–" if rounds is None else f"{write_rounds(rounds)}{some}",
         "–" if gradients is None else f"{gradients:.0f}",
         byte_size(1e6 * (mean(line.values("megabytes")) or 0)),

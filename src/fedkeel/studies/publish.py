@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +14,7 @@ from fedkeel.studies.compare import Comparison, mean_and_std, pair
 from fedkeel.studies.run_groups import NUMBERS, measure_of
 
 SIGNIFICANT = 0.05
+SMALL, LARGE = 1e-6, 1e7  # losses beyond have an exponent
 SIGNS = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
@@ -52,7 +55,7 @@ def write_count(having: int, asked: int) -> str:
 
 def make_rows(made: Comparison) -> list[Row]:
     """The rows of a comparison; accuracies in %, losses as they are. What a seed lacks on either side is not tested."""
-    scale = scale_and_digits(made)[0]
+    scale = scale_and_form(made)[0]
     name, base = made.compared_by, made.baseline
     parts = [part for part in NUMBERS if part != "reported" or any(group.values(part) for group in made.groups)]
     found = []
@@ -67,16 +70,25 @@ def make_rows(made: Comparison) -> list[Row]:
     return found
 
 
-def scale_and_digits(made: Comparison) -> tuple[float, int]:
-    """By what numbers are multiplied, and how many digits are shown behind the point."""
-    return (100.0, 2) if measure_of(made.groups) == "accuracy" else (1.0, 4)
+def scale_and_form(made: Comparison) -> tuple[float, str]:
+    """By what numbers are multiplied, and in what form they are written.
+
+    Losses have four digits behind the point, or as many as show three of the smallest mean; far from 1, an exponent.
+    """
+    if measure_of(made.groups) == "accuracy":
+        return 100.0, ".2f"
+    means = [mean_and_std([*group.values(part).values()])[0] for group in made.groups for part in NUMBERS]
+    sizes = [abs(mean) for mean in means if mean] or [1.0]
+    if min(sizes) < SMALL or max(sizes) > LARGE:
+        return 1.0, ".3e"
+    return 1.0, f".{max(4, 2 - math.floor(math.log10(min(sizes))))}f"
 
 
 def write_latex(made: Comparison) -> str:
     """A tabular of the package booktabs; a comment says what its marks mean."""
-    rows, measure, (_, digits) = make_rows(made), measure_of(made.groups), scale_and_digits(made)
+    rows, measure, (_, form) = make_rows(made), measure_of(made.groups), scale_and_form(made)
     parts, name = list(rows[0].numbers), made.compared_by
-    tops = {part: "" if (top := find_top(rows, part, measure)) is None else f"{top:.{digits}f}" for part in parts}
+    tops = {part: "" if (top := find_top(rows, part, measure)) is None else f"{top:{form}}" for part in parts}
     seeds = sorted({row.seeds for row in rows})
     span = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     unit = "accuracy in %" if measure == "accuracy" else "loss" if measure else "accuracies and losses"
@@ -95,7 +107,7 @@ def write_latex(made: Comparison) -> str:
         cells = [escape_latex(row.label)]
         for part in parts:
             mark = r"\textsuperscript{*}" if part == name and is_significant(row) else ""
-            cells.append(write_cell(*row.numbers[part], digits, tops[part] if row.is_whole(part) else "") + mark)
+            cells.append(write_cell(*row.numbers[part], form, tops[part] if row.is_whole(part) else "") + mark)
         lines.append(" & ".join([*cells, *(row.in_words if counted else ())]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
@@ -107,12 +119,17 @@ def find_top(rows: Sequence[Row], part: str, measure: str | None) -> float | Non
     return (max if measure == "accuracy" else min)(means, default=None)
 
 
-def write_cell(mean: float | None, std: float | None, digits: int, top: str) -> str:
+def write_cell(mean: float | None, std: float | None, form: str, top: str) -> str:
     if mean is None:
         return "--"
-    text = f"{mean:.{digits}f}"
-    shown = rf"\mathbf{{{text}}}" if text == top else text
-    return f"${shown}$" if std is None else rf"${shown} \pm {std:.{digits}f}$"
+    text = f"{mean:{form}}"
+    shown = rf"\mathbf{{{raise_exponent(text)}}}" if text == top else raise_exponent(text)
+    return f"${shown}$" if std is None else rf"${shown} \pm {raise_exponent(f'{std:{form}}')}$"
+
+
+def raise_exponent(text: str) -> str:
+    """1.5e-07 as LaTeX writes it."""
+    return re.sub(r"e([+-]\d+)", lambda found: rf" \times 10^{{{int(found[1])}}}", text)
 
 
 def is_significant(row: Row) -> bool:
@@ -126,7 +143,7 @@ def escape_latex(text: str) -> str:
 
 def write_csv(made: Comparison) -> str:
     """One line a method, numbers in full, accuracies and their differences in %; what there is none of is empty."""
-    rows, name, (scale, _) = make_rows(made), made.compared_by, scale_and_digits(made)
+    rows, name, (scale, _) = make_rows(made), made.compared_by, scale_and_form(made)
     parts = list(rows[0].numbers)
     file = io.StringIO()
     table = csv.writer(file, lineterminator="\n")
