@@ -143,6 +143,12 @@ def test_scores_are_means_of_late_rounds_and_never_of_the_test_set():
     without = made(experiment, lambda e, t: None)
     assert without.curve("accuracy")
     assert late_score(without) is None
+    losses = [
+        RoundRecord(t, [0], 1.0, 1.0, 2, 1, 1, 1.0, extra={"validation_loss": v}) for t, v in ((1, 2.0), (2, None))
+    ]
+    diverging = Run(experiment, losses, {}, {}, None, None, None)
+    assert late_score(diverging) is None  # not that of round 1
+    assert late_score(dataclasses.replace(diverging, records=losses[::-1])) == -2.0
 
 
 def test_a_candidate_that_failed_does_not_go_on():
