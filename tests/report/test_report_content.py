@@ -196,6 +196,14 @@ def test_the_target_is_reached_by_all(tmp_path, drawn_only):
     assert "never" in text
 
 
+def test_the_target_is_the_hardest_of_two_digits(tmp_path):
+    fixed = dict(selected=[0], loss=1.0, drift=1.0, backward_passes=1, bytes_down=1, bytes_up=1, seconds=1.0)
+    for share in range(1, 101):
+        for best, target in ((share / 100, share), (math.nextafter(share / 100, 0), share - 1)):
+            source = Source(tmp_path, {"rounds": 1}, "", [RoundRecord(1, accuracy=best, **fixed)], {}, {})
+            assert common_target([Group("fedavg", "", [source])]) == (target / 100 or None)
+
+
 def test_a_round_that_was_scored_only_because_the_run_ended_there_does_not_count(tmp_path):
     fixed = dict(selected=[0], loss=1.0, drift=1.0, backward_passes=1, bytes_down=1, bytes_up=1, seconds=1.0)
     scores = {2: 0.5, 3: 0.9, 4: 0.6}  # in round 3 the run was over, until it was extended
