@@ -12,7 +12,7 @@ from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.cli import study_runs
-from fedkeel.cli.search import conclude
+from fedkeel.cli.search import conclude, show_rungs
 from fedkeel.cli.study_runs import StudyRuns
 from fedkeel.cli.training import Machine, Outcome, Target
 from fedkeel.core.objectives import Calibrated
@@ -128,6 +128,17 @@ def test_one_of_three_goes_on_and_the_best_late_score_wins():
     assert rungs[-1].ranked == [drawn[4]]
     assert sum(rung.passes for rung in rungs) == 2 * (9 * 1 + 3 * 2 + 1 * 6)  # each round is paid for once
     assert {e.plan.rounds for e in asked} == {1, 3, 9}
+
+
+def test_candidates_that_broke_off_are_told_beside_the_cost(capsys):
+    search = Search.load(BASE | {"first": 9})
+    execute = landscape(lambda e, t: 0.5)[0]
+    whole = halve(search, search.draw(COMPOSED), execute)
+    broken = halve(search, search.draw(COMPOSED), lambda requests: [None, None, *execute(requests)[2:]])
+    assert (whole[0].passes, broken[0].passes) == (2 * 9 * 9, 2 * 9 * 7)
+    for rungs, told in ((whole, False), (broken, True)):
+        show_rungs({COMPOSED: rungs})
+        assert ("gradients of 2 candidates that broke off are not counted" in capsys.readouterr().out) is told
 
 
 def test_with_a_schedule_as_long_as_the_run_every_rung_begins_anew_and_costs_all_its_rounds():

@@ -279,7 +279,7 @@ def write_winner(file: Path, experiment: Experiment, one_split: bool) -> None:
 
 
 def show_rungs(sides: Mapping[str, Sequence[Rung]]) -> None:
-    """The best candidate of every rung, and what each side has cost."""
+    """The best candidate of every rung, and what those that did not break off have cost."""
     made = table(["side!", "rounds>", "candidates>", "failed>", "best on validation>", "which", "clients' gradients>"])
     for side, rungs in sides.items():
         for rung in rungs:
@@ -289,3 +289,5 @@ def show_rungs(sides: Mapping[str, Sequence[Rung]]) -> None:
             name = "" if best is None else best.label
             made.add_row(side, str(rung.rounds), str(len(rung.scores)), str(failed), came, name, count(rung.passes))
     stdout().print(made)
+    if broken := sum(rung.broken for rungs in sides.values() for rung in rungs):
+        stdout().print(f"gradients of {plural(broken, 'candidate')} that broke off are not counted", style="dim")

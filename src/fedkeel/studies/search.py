@@ -95,12 +95,18 @@ class Candidate:
 @dataclass(frozen=True)
 class Rung:
     """So many rounds, and what each candidate that was trained for as long has scored; None: it failed, for one of
-    `reasons`. `passes` are the clients' backward passes in the rounds that this rung added."""
+    `reasons`. `passes` are the clients' backward passes in the rounds that this rung added, without those of candidates
+    that broke off."""
 
     rounds: int
     scores: Mapping[Candidate, float | None]
     passes: int = 0
     reasons: Mapping[Candidate, str] = field(default_factory=dict)
+
+    @property
+    def broken(self) -> int:
+        """How many candidates broke off, as those that diverge do."""
+        return sum(reason == FAILED for reason in self.reasons.values())
 
     @property
     def ranked(self) -> list[Candidate]:
@@ -274,9 +280,8 @@ def goes_on(experiment: Experiment, before: int) -> bool:
 def late_score(run: Run) -> float | None:
     """The mean over the last fifth of the rounds that were scored on validation data; losses are negative.
 
-    None where one of these is not finite.
-
-    Where clients' models are judged, it is what the evaluation policy reports of them.
+    None where one of these is not finite. Where clients' models are judged, it is what the evaluation policy reports
+    of them.
     """
     if run.plan.evaluation is not None:
         return validation_score(run)
