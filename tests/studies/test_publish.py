@@ -139,6 +139,18 @@ def test_what_a_seed_has_no_number_of_is_told_and_is_neither_bold_nor_starred(ca
     assert Comparison([base], base, 0.5).gaps == []
 
 
+def test_a_table_says_what_its_numbers_are_over(capsys):
+    for overs, title in (((7, 7), "Mean of last 7"), ((7, 8), "Mean of last")):
+        runs = [dataclasses.replace(run, result=run.result | {"mean_last_over": over})
+                for run, over in zip((made("fedavg", 0, 0.5), made("fedavg", 1, 0.6)), overs, strict=True)]  # fmt: skip
+        found = group_runs(runs)
+        assert rf"& {title} \\" in write_latex(Comparison(found, found[0], 0.5))
+        show_accuracy(Comparison(found, found[0], 0.5))
+        printed = capsys.readouterr().out
+        assert f"{title.lower()}  " in printed
+        assert "± is the standard deviation over seeds" in printed
+
+
 def test_seeds_that_are_not_all_paired_are_counted(capsys):
     """The mean of fedsam is above that of fedavg, and its difference over the seeds that both have is below 0."""
     even = groups(fedavg=[0.5, 0.6], fedsam=[0.48, 0.59])

@@ -152,12 +152,11 @@ def show_accuracy(made: Comparison) -> None:
     """Accuracies in %; losses, where runs are judged on those, as they are."""
     from fedkeel.studies.caveats import judged_as
     from fedkeel.studies.compare import describe_difference
-    from fedkeel.studies.publish import make_rows, scale_and_form
-    from fedkeel.studies.run_groups import NUMBERS
+    from fedkeel.studies.publish import make_rows, scale_and_form, title_columns
 
     rows, (scale, form) = make_rows(made), scale_and_form(made)
     unit = " %" if scale == 100 else ""
-    titles = [f"{NUMBERS[part].lower()}>" for part in rows[0].numbers]
+    titles = [f"{title.lower()}>" for title in title_columns(made, [*rows[0].numbers])]
     difference = f"{made.compared_by} to {made.baseline.label}>"
     shown = table(["method!", "seeds>", *titles, difference, "95 % interval>", *([] if made.is_even else ["pairs>"])])
     for row in rows:
@@ -169,7 +168,9 @@ def show_accuracy(made: Comparison) -> None:
         told = describe_difference(row.difference, scale, form)
         shown.add_row(row.label, seeds, *cells, *told, *([] if made.is_even else pairs))
     stdout().print(shown)
-    for line in (*made.gaps, *judged_as(made.groups)):
+    varied = any(std is not None for row in rows for _, std in row.numbers.values())
+    deviation = ["± is the standard deviation over seeds"] if varied else []
+    for line in (*deviation, *made.gaps, *judged_as(made.groups)):
         stdout().print(Text(line, "dim"))
 
 

@@ -137,9 +137,8 @@ def common_target(groups: Sequence[Group]) -> float | None:
         return None
     bests = [run.summarise("accuracy").get("best", 0.0) for group in groups for run in group.runs]
     lowest = min(bests)
-    return max(
-        (share / 100 for share in range(1, 101) if share / 100 <= lowest), default=None
-    )  # 100 * 0.57 is below 57
+    shares = [share / 100 for share in range(1, 101)]  # floor(100 * 0.57) is 56
+    return max((share for share in shares if share <= lowest), default=None)
 
 
 # ---- spectra -------------------------------------------------------------------------------------------------------

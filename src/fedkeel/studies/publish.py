@@ -84,6 +84,13 @@ def scale_and_form(made: Comparison) -> tuple[float, str]:
     return 1.0, f".{max(4, 2 - math.floor(math.log10(min(sizes))))}f"
 
 
+def title_columns(made: Comparison, parts: Sequence[str]) -> list[str]:
+    """The titles of columns, with the number of rounds that a mean of last is over, where all runs have the same."""
+    over = {run.result.get("mean_last_over", "") for group in made.groups for run in group.runs.values()}
+    rounds = f" {over.pop()}" if len(over) == 1 else ""
+    return [(NUMBERS[part] + (rounds if part == "mean_last" else "")).rstrip() for part in parts]
+
+
 def write_latex(made: Comparison) -> str:
     """A tabular of the package booktabs; a comment says what its marks mean."""
     rows, measure, (_, form) = make_rows(made), measure_of(made.groups), scale_and_form(made)
@@ -100,7 +107,7 @@ def write_latex(made: Comparison) -> str:
         *(f"% {' '.join(told.split())}; neither bold nor *" for told in made.gaps),
         rf"\begin{{tabular}}{{l{'r' * (len(parts) + len(counted))}}}",
         r"\toprule",
-        " & ".join(["Method", *(NUMBERS[part] for part in parts), *counted]) + r" \\",
+        " & ".join(["Method", *title_columns(made, parts), *counted]) + r" \\",
         r"\midrule",
     ]
     for row in rows:
