@@ -146,15 +146,20 @@ def test_which_way_is_up():
             "update/spread", "MeanSquaredError", "MulticlassHammingDistance", "KLDivergence",
             "validation_MulticlassHingeLoss", "cost", "client_cost", "logloss", "wer", "cer", "rmsle", "hinge",
             "hamming", "false_positive_rate", "fpr", "fnr", "misclassified", "bce", "cross_entropy", "smape", "huber",
-            "regret", "nrmse", "crps", "pinball")  # fmt: skip
+            "regret", "nrmse", "crps", "pinball", "negative_log_likelihood", "neg_log_likelihood",
+            "validation_NegativeLogLikelihood", "negative_likelihood_ratio", "neg_log_likelihood_loss", "fpr_at_tpr",
+            "hausdorff", "bits_per_byte", "brier_score", "false_negative_rate", "hamming_loss")  # fmt: skip
     rise = {"validation_neg_log_loss", "client_d2_log_loss_score", "auc", "iou", "MulticlassF1Score", "MulticlassAUROC",
-            "update/cosine", "update/agreement", *get_scorer_names()} - {"max_error"}  # fmt: skip
+            "update/cosine", "update/agreement", "log_likelihood", "tpr_at_fpr", "recall_at_false_positive_rate",
+            "ndcg", "r2", "silhouette", *get_scorer_names()} - {"max_error"}  # fmt: skip
     for name in fall:
         assert lower_is_better(name), name
     for name in rise:
         assert not lower_is_better(name), name
     assert all(map(tells_direction, (*fall, *rise)))
-    assert not any(map(tells_direction, ("waiting_time", "mean", "of_mine", "costly")))
+    open_names = ("waiting_time", "mean", "of_mine", "costly", "accuracy_gap", "accuracy_variance", "recall_difference",
+                  "neg_accuracy", "negative_recall", "negative_log_loss", "true_negative_rate")  # fmt: skip
+    assert not any(map(tells_direction, open_names))
 
 
 def test_targets_that_name_no_class_are_scored_nowhere():

@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 import fedkeel as fk
 from fedkeel.cli.training import runs_in
 from fedkeel.report import figures
-from fedkeel.report.content import SPENT, content, look
+from fedkeel.report.content import SPENT, Setting, content, look
 from fedkeel.report.diagnostic_figures import diagnostic_charts
 from fedkeel.report.drawing import embed, finish, lay_out, new_axes
 from fedkeel.report.figures import write_figures
@@ -24,7 +24,7 @@ from fedkeel.report.page import MOST_BYTES, page, write_report
 from fedkeel.report.series import Spread, common_target, critical, curve, measures, row, spectra, spent_by, thinned
 from fedkeel.report.source import Group, Source, groups_of
 from fedkeel.report.sweeps import find_sweeps, trials_of_runs
-from fedkeel.report.tables import differences
+from fedkeel.report.tables import differences, leaders, summary
 from fedkeel.runs.prepare import problem_of
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.diagnose import write_diagnostic
@@ -158,6 +158,24 @@ def test_spread_leaves_out_what_is_missing():
     assert Spread.of([4.0]) == Spread(4.0, 0.0, 1)
 
 
+def test_a_seed_without_a_number_is_counted_and_its_method_leads_in_nothing(tmp_path):
+    """The last loss of the better method is not finite with one of two seeds."""
+    fixed = dict(selected=[0], loss=1.0, drift=1.0, backward_passes=1, bytes_down=1, bytes_up=1, seconds=1.0)
+
+    def source(seed, *losses):
+        records = [RoundRecord(n, extra={"test_loss": value}, **fixed) for n, value in enumerate(losses, 1)]
+        return Source(tmp_path, {"seed": seed, "rounds": 2}, "", records, {}, {})
+
+    groups = [Group("a", "", [source(0, 0.5, 0.4), source(1, 0.5, 0.4)]),
+              Group("b", "", [source(0, 0.1, None), source(1, 0.1, 0.1)]),
+              Group("c", "", [source(0, 0.5, 0.5), source(1, 0.5, 0.5)])]  # fmt: skip
+    rows = [row(group, None) for group in groups]
+    assert leaders(rows, "test_loss", ("best", "last")) == [rows[1], rows[0]]
+    text = summary(Setting(0, "", groups, rows, [], None))
+    assert '<td>b</td><td data-value="2">1 of 2</td>' in text
+    assert "b: last, mean of last over 1 of 2 seeds, since seed 0 gave no number" in text
+
+
 def test_thinning_keeps_both_ends():
     assert thinned(range(1, 801), 300)[0] == 1
     assert thinned(range(1, 801), 300)[-1] == 800
@@ -176,6 +194,14 @@ def test_the_target_is_reached_by_all(tmp_path, drawn_only):
     assert f"rounds to {100 * target:g}\N{NO-BREAK SPACE}%" in text
     text = page(content(read(*folders), target=0.99))
     assert "never" in text
+
+
+def test_the_target_is_the_hardest_of_two_digits(tmp_path):
+    fixed = dict(selected=[0], loss=1.0, drift=1.0, backward_passes=1, bytes_down=1, bytes_up=1, seconds=1.0)
+    for share in range(1, 101):
+        for best, target in ((share / 100, share), (math.nextafter(share / 100, 0), share - 1)):
+            source = Source(tmp_path, {"rounds": 1}, "", [RoundRecord(1, accuracy=best, **fixed)], {}, {})
+            assert common_target([Group("fedavg", "", [source])]) == (target / 100 or None)
 
 
 def test_a_round_that_was_scored_only_because_the_run_ended_there_does_not_count(tmp_path):

@@ -142,7 +142,7 @@ def folders(tmp_path_factory):
     return out, printed.getvalue()
 
 
-JUDGED = "each client's own model on the client's own test share, mean over all clients, weighted by their sizes"
+JUDGED = "each client's own model on the client's own test share, mean over all clients, weighted by their test samples"
 
 
 def test_run_shows_what_is_reported_and_says_what_was_judged(folders):

@@ -156,6 +156,17 @@ def test_differences_are_paired_and_failures_are_told():
     assert "| +15.00 |" in page
 
 
+def test_a_method_that_failed_with_some_seeds_stands_below_the_others():
+    board = Leaderboard.load(BOARD)
+    lucky = replace(line(board, "fedprox", [0.9, 0.1]), seeds=[board.seeds[0]])
+    lucky = replace(lucky, scores=lucky.scores[:1])
+    failed = Line("small", lucky.identity, "fedsam", 2, {}, None)
+    page = write_page(board, [lucky, line(board, "fedavg", [0.5, 0.6]), failed])
+    assert page.index("| fedavg |") < page.index("| fedprox |") < page.index("| fedsam |")
+    assert "| fedprox | lr=0.1 (highest) | 1 of 2 | 90.00 " in page
+    assert "Failed with some seeds, so they stand below the others: fedprox (1 of 2)." in page
+
+
 def test_a_method_that_does_not_fit_gets_a_line_and_the_others_go_on(fedkeel, monkeypatch):
     run = Leaderboard.run
 

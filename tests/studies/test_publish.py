@@ -3,12 +3,14 @@
 import csv
 import dataclasses
 import io
+import re
 
 import pytest
 from scipy.stats import ttest_rel
 
 import fedkeel as fk
 from fedkeel.analysis.intervals import paired_p_value
+from fedkeel.cli.compare import show, show_accuracy
 from fedkeel.cli.main import call
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord
@@ -101,3 +103,93 @@ def test_runs_that_have_reached_nothing_yet_are_a_row_without_numbers():
     (row,) = csv.DictReader(io.StringIO(write_csv(Comparison(begun, begun[0], 0.0))))
     assert (row["method"], row["best_mean"], row["top"]) == ("fedavg", "", "false")
     assert r"fedavg & -- & -- & -- \\" in write_latex(Comparison(begun, begun[0], 0.0))
+
+
+def losing(method, *lasts):
+    """Runs that are judged on a loss; of some the last one is not finite."""
+    runs = []
+    for seed, last in enumerate(lasts):
+        run = made(method, seed, 0.0)
+        result = {"best": 0.5 + seed / 100, "last": last, "mean_last": last}
+        records = [dataclasses.replace(run.records[0], accuracy=None)]
+        runs.append(dataclasses.replace(run, records=records, result=result))
+    return runs
+
+
+def test_what_a_seed_has_no_number_of_is_told_and_is_neither_bold_nor_starred(capsys):
+    """The two that are left of fedsam are lower than all of fedavg, and differ from them by nearly the same."""
+    base, other = group_runs([*losing("fedavg", 0.31, 0.32, 0.33), *losing("fedsam", None, 0.2, 0.2101)])
+    for baseline in (base, other):
+        compared = Comparison([base, other], baseline, 0.5, "last")
+        latex = write_latex(compared)
+        rows = {line.split(" & ")[0]: line.split(" & ")[1:] for line in latex.splitlines() if " & " in line}
+        told = "fedsam: last, mean of last over 2 of 3 seeds, since seed 0 gave no number"
+        assert f"% {told}; " in latex
+        assert "superscript" not in latex
+        assert ["mathbf" in cell for cell in rows["fedsam"][:3]] == [True, False, False]
+        first, second = csv.DictReader(io.StringIO(write_csv(compared)))
+        assert (first["top"], second["top"]) == ("true", "false")
+        assert first["significant"] == second["significant"] == ""
+        assert (first["lacking"], second["lacking"]) == ("0", "1")
+        assert compared.document()["gaps"] == [told]
+        show_accuracy(compared)
+        shown = capsys.readouterr().out
+        assert "2 of 3" in shown
+        assert told in shown
+    assert Comparison([base], base, 0.5).gaps == []
+
+
+def test_a_table_says_what_its_numbers_are_over(capsys):
+    for overs, title in (((7, 7), "Mean of last 7"), ((7, 8), "Mean of last")):
+        runs = [dataclasses.replace(run, result=run.result | {"mean_last_over": over})
+                for run, over in zip((made("fedavg", 0, 0.5), made("fedavg", 1, 0.6)), overs, strict=True)]  # fmt: skip
+        found = group_runs(runs)
+        assert rf"& {title} \\" in write_latex(Comparison(found, found[0], 0.5))
+        show_accuracy(Comparison(found, found[0], 0.5))
+        printed = capsys.readouterr().out
+        assert f"{title.lower()}  " in printed
+        assert "± is the standard deviation over seeds" in printed
+
+
+def test_seeds_that_are_not_all_paired_are_counted(capsys):
+    """The mean of fedsam is above that of fedavg, and its difference over the seeds that both have is below 0."""
+    even = groups(fedavg=[0.5, 0.6], fedsam=[0.48, 0.59])
+    uneven = groups(fedavg=[0.5, 0.6], fedsam=[0.48, 0.59, 0.9])
+    latex = write_latex(Comparison(uneven, uneven[0], 0.5))
+    assert r"Mean of last & Seeds & Pairs \\" in latex
+    assert r"\begin{tabular}{lrrrrr}" in latex
+    rows = [line.split(" & ")[-2:] for line in latex.splitlines() if " & " in line][1:]
+    assert rows == [["2", r" \\"], ["3", r"2 \\"]]
+    assert "Pairs" not in write_latex(Comparison(even, even[0], 0.5))
+    table = list(csv.DictReader(io.StringIO(write_csv(Comparison(uneven, uneven[0], 0.5)))))
+    assert [(row["seeds"], row["pairs"], row["lacking"]) for row in table] == [("2", "", "0"), ("3", "2", "0")]
+    for found, told in ((even, False), (uneven, True)):
+        show(found, None, None, "")
+        printed = capsys.readouterr()
+        assert ("pairs" in printed.out) is told
+        assert ("fedsam and fedavg share some seeds only (0, 1): their difference is" in printed.err) is told
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [
+        (0.25, 0.5, ("0.2500", "0.5000", "-0.2500")),  # as ever
+        (1e-6, 4.1e-5, ("0.00000100", "0.00004100", "-0.00004000")),
+        (4.1e-8, 1.6e-3, ("4.100e-08", "1.600e-03", "-1.600e-03")),
+        (0.5, 1.6e36, ("5.000e-01", "1.600e+36", "-1.600e+36")),
+        (0.0, 0.5, ("0.0000", "0.5000", "-0.5000")),
+    ],
+)
+def test_losses_that_differ_are_shown_to_differ(low, high, shown, capsys):
+    """Those near 1 with four digits behind the point, small ones with more, very small and very large ones raised."""
+    runs = [*losing("fedavg", high, high), *losing("fedsam", low, low)]
+    runs = [dataclasses.replace(run, result={"best": run.result["last"]}) for run in runs]
+    pair = group_runs(runs)
+    compared = Comparison(pair, pair[0], 0.5)
+    show_accuracy(compared)
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in shown)
+    latex = write_latex(compared)
+    assert latex.count("mathbf") == 1
+    assert ("times 10^{-8}" in latex) is (low == 4.1e-8)
+    assert not re.search(r"\de[+-]", latex)

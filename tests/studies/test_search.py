@@ -1,5 +1,6 @@
 """Compositions and published methods get the same tries, are judged on validation data, and go on after a stop."""
 
+import dataclasses
 import json
 import math
 import tomllib
@@ -11,7 +12,7 @@ from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.cli import study_runs
-from fedkeel.cli.search import conclude
+from fedkeel.cli.search import conclude, show_rungs
 from fedkeel.cli.study_runs import StudyRuns
 from fedkeel.cli.training import Machine, Outcome, Target
 from fedkeel.core.objectives import Calibrated
@@ -23,6 +24,7 @@ from fedkeel.runs.finished_run import Run
 from fedkeel.runs.loop import Loop
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.compare import Comparison
+from fedkeel.studies.publish import make_rows
 from fedkeel.studies.run_groups import RunGroup
 from fedkeel.studies.search import COMPOSED, PUBLISHED, Search, halve, late_score
 from fedkeel.studies.search_space import Part, compose
@@ -128,6 +130,17 @@ def test_one_of_three_goes_on_and_the_best_late_score_wins():
     assert {e.plan.rounds for e in asked} == {1, 3, 9}
 
 
+def test_candidates_that_broke_off_are_told_beside_the_cost(capsys):
+    search = Search.load(BASE | {"first": 9})
+    execute = landscape(lambda e, t: 0.5)[0]
+    whole = halve(search, search.draw(COMPOSED), execute)
+    broken = halve(search, search.draw(COMPOSED), lambda requests: [None, None, *execute(requests)[2:]])
+    assert (whole[0].passes, broken[0].passes) == (2 * 9 * 9, 2 * 9 * 7)
+    for rungs, told in ((whole, False), (broken, True)):
+        show_rungs({COMPOSED: rungs})
+        assert ("gradients of 2 candidates that broke off are not counted" in capsys.readouterr().out) is told
+
+
 def test_with_a_schedule_as_long_as_the_run_every_rung_begins_anew_and_costs_all_its_rounds():
     search = Search.load(BASE | {"first": 1, "schedule": "cosine"})
     rungs = halve(search, search.draw(COMPOSED), landscape(lambda e, t: e.plan.lr / 2)[0])
@@ -141,6 +154,12 @@ def test_scores_are_means_of_late_rounds_and_never_of_the_test_set():
     without = made(experiment, lambda e, t: None)
     assert without.curve("accuracy")
     assert late_score(without) is None
+    losses = [
+        RoundRecord(t, [0], 1.0, 1.0, 2, 1, 1, 1.0, extra={"validation_loss": v}) for t, v in ((1, 2.0), (2, None))
+    ]
+    diverging = Run(experiment, losses, {}, {}, None, None, None)
+    assert late_score(diverging) is None  # not that of round 1
+    assert late_score(dataclasses.replace(diverging, records=losses[::-1])) == -2.0
 
 
 def test_a_candidate_that_failed_does_not_go_on():
@@ -282,6 +301,17 @@ def final_runs(label, last, measure="accuracy"):
 def test_a_search_says_in_words_who_is_ahead(mine, measure, told):
     groups = [final_runs("mine", mine, measure), final_runs("feddyn", {1: 0.6, 2: 0.6}, measure)]
     assert told in conclude(Comparison.of(groups, "feddyn", 0.5, "last"))
+
+
+def test_none_is_ahead_by_the_seeds_that_did_not_fail():
+    mine, other = final_runs("mine", {1: 0.9, 2: 0.91, 3: None}), final_runs("feddyn", {1: 0.6, 2: 0.6, 3: 0.6})
+    told = conclude(Comparison.of([mine, other], "feddyn", 0.5, "last"))
+    assert told == "mine and feddyn: not decided, since mine has numbers for 2 of 3 seeds"
+    mine, other = (dataclasses.replace(group, asked=(1, 2, 3, 4)) for group in (other, other))
+    made = Comparison.of([dataclasses.replace(mine, label="mine"), other], "feddyn", 0.5, "last")
+    assert "not decided, since mine has numbers for 3 of 4 seeds" in conclude(made)
+    assert made.gaps[0] == "mine: last over 3 of 4 seeds, since seed 4 gave no number"
+    assert [row.in_words[0] for row in make_rows(made)] == ["3 of 4"] * 2
 
 
 def test_a_full_disk_stops_a_study_and_counts_against_no_candidate(monkeypatch):

@@ -129,9 +129,15 @@ def show(
         note(f"seconds are of different machines or engines: {'; '.join(places)}; {NOT_AVERAGED}")
     made = Comparison.of(groups, baseline, target, number)
     base = made.baseline
+    for told in made.gaps if form else ():  # a table to read has them below it
+        note(told)
     for group in groups:
         if not group.runs.keys() & base.runs.keys():
             note(f"{group.label} and {base.label} share no seed: nothing is paired")
+        elif group.seeds != base.seeds:
+            shared = ", ".join(str(seed) for seed in group.seeds if seed in base.seeds)
+            told = f"{group.label} and {base.label} share some seeds only ({shared}): their difference is over those"
+            note(f"{told}, each mean over all seeds of its own")
     if form in ("latex", "csv"):
         typer.echo((write_latex if form == "latex" else write_csv)(made), nl=False)
     elif form:
@@ -146,21 +152,25 @@ def show_accuracy(made: Comparison) -> None:
     """Accuracies in %; losses, where runs are judged on those, as they are."""
     from fedkeel.studies.caveats import judged_as
     from fedkeel.studies.compare import describe_difference
-    from fedkeel.studies.publish import COLUMNS, make_rows, scale_and_digits
+    from fedkeel.studies.publish import make_rows, scale_and_form, title_columns
 
-    rows, (scale, digits) = make_rows(made), scale_and_digits(made)
+    rows, (scale, form) = make_rows(made), scale_and_form(made)
     unit = " %" if scale == 100 else ""
-    titles = [f"{COLUMNS[part].lower()}>" for part in rows[0].numbers]
+    titles = [f"{title.lower()}>" for title in title_columns(made, [*rows[0].numbers])]
     difference = f"{made.compared_by} to {made.baseline.label}>"
-    shown = table(["method!", "seeds>", *titles, difference, "95 % interval>"])
+    shown = table(["method!", "seeds>", *titles, difference, "95 % interval>", *([] if made.is_even else ["pairs>"])])
     for row in rows:
         cells = []
         for mean, std in row.numbers.values():
-            spread = "" if std is None else f" ± {std:.{digits}f}"
-            cells.append("–" if mean is None else f"{mean:.{digits}f}{spread}{unit}")
-        shown.add_row(row.label, str(row.seeds), *cells, *describe_difference(row.difference, scale, digits))
+            spread = "" if std is None else f" ± {std:{form}}"
+            cells.append("–" if mean is None else f"{mean:{form}}{spread}{unit}")
+        seeds, *pairs = row.in_words
+        told = describe_difference(row.difference, scale, form)
+        shown.add_row(row.label, seeds, *cells, *told, *([] if made.is_even else pairs))
     stdout().print(shown)
-    for line in judged_as(made.groups):
+    varied = any(std is not None for row in rows for _, std in row.numbers.values())
+    deviation = ["± is the standard deviation over seeds"] if varied else []
+    for line in (*deviation, *made.gaps, *judged_as(made.groups)):
         stdout().print(Text(line, "dim"))
 
 
@@ -179,11 +189,11 @@ def show_cost(made: Comparison) -> None:
     some = False
     for group in groups:
         cost = cost_to(group, target)
-        some |= cost is not None and cost.reached < len(group.runs)
+        some |= cost is not None and cost.reached < len(group.seeds)
         if cost is None:
-            shown.add_row(group.label, f"0 of {len(group.runs)}", *["–"] * 4)
+            shown.add_row(group.label, f"0 of {len(group.seeds)}", *["–"] * 4)
             continue
-        reached, rounds = f"{cost.reached} of {len(group.runs)}", write_rounds(cost.rounds)
+        reached, rounds = f"{cost.reached} of {len(group.seeds)}", write_rounds(cost.rounds)
         spent = byte_size(cost.megabytes * 1e6), duration(cost.seconds), count(round(cost.gradients))
         shown.add_row(group.label, reached, rounds, *spent)
     stdout().print(shown)

@@ -104,7 +104,7 @@ def search(
     write_winner(out / "winner.toml", winners[0].experiment.with_(validation=0.0), "partition_seed" in asked.base)
     published = winners[1].experiment.plan.method.name
     form = "json" if json else ""
-    groups = group_runs([run for run in ends if run])
+    groups = group_runs([run for run in ends if run], asked.seeds)
     if len(groups) < len(winners):
         why = "every final run of one side failed.", "lower the rates of the grid, or give other seeds"
         give_up([why], told if json else None)
@@ -166,6 +166,9 @@ def conclude(made: Comparison) -> str:
 
     winner = next(group for group in made.groups if group is not made.baseline)
     found, names = made.difference(winner), f"{winner.label} and {made.baseline.label}"
+    for side in (winner, made.baseline):
+        if (having := len(side.values(made.compared_by))) < len(side.seeds):
+            return f"{names}: not decided, since {side.label} has numbers for {having} of {len(side.seeds)} seeds"
     if found is None or found.low is None or found.high is None:
         alike = found is not None and found.reason == ALIKE
         why = "all seeds differ alike, which gives no interval" if alike else "one seed decides nothing"
@@ -276,7 +279,7 @@ def write_winner(file: Path, experiment: Experiment, one_split: bool) -> None:
 
 
 def show_rungs(sides: Mapping[str, Sequence[Rung]]) -> None:
-    """The best candidate of every rung, and what each side has cost."""
+    """The best candidate of every rung, and what those that did not break off have cost."""
     made = table(["side!", "rounds>", "candidates>", "failed>", "best on validation>", "which", "clients' gradients>"])
     for side, rungs in sides.items():
         for rung in rungs:
@@ -286,3 +289,5 @@ def show_rungs(sides: Mapping[str, Sequence[Rung]]) -> None:
             name = "" if best is None else best.label
             made.add_row(side, str(rung.rounds), str(len(rung.scores)), str(failed), came, name, count(rung.passes))
     stdout().print(made)
+    if broken := sum(rung.broken for rungs in sides.values() for rung in rungs):
+        stdout().print(f"gradients of {plural(broken, 'candidate')} that broke off are not counted", style="dim")

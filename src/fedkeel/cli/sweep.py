@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,7 +85,7 @@ def sweep(
         write_choice(out, Choice([place_of(experiment) for _, experiment in last], asked.tuned))
         ends = execute(last)
     tuning = [one.save() | {"grid": dict(asked.grids[one.method])} for one in tuned]
-    show_ends([run for run in ends if run is not None], tuning, asked.tuned, target, baseline, form)
+    show_ends([run for run in ends if run is not None], asked, tuning, target, baseline, form)
     for one in (one for one in tuned if one.best is None):
         reason, hint = reason_of(one, runs.errors)
         complain(f"every setting of {one.method} failed: {reason}", hint)
@@ -120,8 +120,8 @@ def tell_tuning(tuned: Sequence[Tuned], sampler: str) -> None:
 
 def show_ends(
     runs: Sequence[Run],
+    asked: Sweep,
     tuned: Sequence[Mapping[str, Any]],
-    keys: Collection[str],
     target: float | None,
     baseline: str | None,
     form: str,
@@ -129,12 +129,12 @@ def show_ends(
     """The final runs held against each other, as far as there are any."""
     from fedkeel.studies.run_groups import group_runs
 
-    tuning, groups = {"tuning": tuned}, group_runs(runs)
+    tuning, groups = {"tuning": tuned}, group_runs(runs, asked.seeds)
     if baseline is not None and groups and baseline not in [group.label for group in groups]:
         note(f"{baseline} has no run, so differences are to {groups[0].label}")
         baseline = None
     if groups:
-        show(groups, target, baseline, form, tuning, keys)
+        show(groups, target, baseline, form, tuning, asked.tuned)
     elif form == "json":
         typer.echo(in_json({"methods": []} | tuning))
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Any, ClassVar
 
 import torch
@@ -101,7 +102,7 @@ LOWER = frozenset((
     "cost", "costs", "regret", "risk", "penalty", "error", "errors", "err", "misclassified", "hamming",
     "false", "fpr", "fnr", "fdr", "eer", "wer", "cer", "ece", "brier", "crps", "mse", "mae", "rmse", "nrmse", "mape",
     "smape", "wape", "mase", "msle", "rmsle", "residual", "residuals", "fid", "lpips",
-    "drift", "distance", "divergence", "spread", "deviation", "std",
+    "drift", "distance", "hausdorff", "divergence", "spread", "deviation", "std", "bits", "bpb", "bpc", "bpd",
 ))  # fmt: skip
 """Words in the names of measures that are better the lower they are."""
 HIGHER = frozenset(("neg", "d2"))
@@ -110,26 +111,41 @@ PLAINLY_HIGHER = frozenset((
     "accuracy", "acc", "correct", "right", "score", "precision", "recall", "sensitivity", "specificity", "tpr", "tnr",
     "f1", "fbeta", "auc", "auroc", "auprc", "roc", "ap", "iou", "dice", "jaccard", "kappa", "mcc", "matthews",
     "correlation", "corr", "corrcoef", "pearson", "spearman", "r2", "explained", "likelihood", "ndcg", "mrr", "hits",
-    "bleu", "rouge", "psnr", "ssim", "cosine", "agreement",
+    "bleu", "rouge", "psnr", "ssim", "cosine", "agreement", "silhouette",
 ))  # fmt: skip
 """Words in the names of measures that nobody would take for one of the others."""
+NEGATIONS = ("neg", "negative")
+UNCLEAR = frozenset((*NEGATIONS, "gap", "difference", "diff", "delta", "change", "disparity", "inequality", "variance",
+                     "var", "range"))  # fmt: skip
+"""Words that leave open which way is better, also beside one that is plainly higher: `accuracy_gap`."""
 
 
 def lower_is_better(measure: str) -> bool:
-    """Whether the better of two values of a measure is the lower one: losses, errors and distances, unless `neg_…`."""
+    """Whether the better of two values of a measure is the lower one: losses, errors and distances, unless `neg_…`; of
+    likelihoods the negative ones."""
     words = split_name(measure)
+    if "likelihood" in words and sum(map(words.count, NEGATIONS)) == 1:
+        return True
     return not LOWER.isdisjoint(words) and HIGHER.isdisjoint(words)
 
 
 def tells_direction(measure: str) -> bool:
     """Whether the name of a measure says which of two values is the better one."""
-    return not (LOWER | HIGHER | PLAINLY_HIGHER).isdisjoint(split_name(measure))
+    words = set(split_name(measure))
+    if "likelihood" in words:
+        return True
+    if "negative" in words and "false" not in words:  # of a class, or minus: nobody knows
+        return False
+    if "d2" in words or words & LOWER:
+        return True
+    return bool(words & PLAINLY_HIGHER) and ("explained" in words or words.isdisjoint(UNCLEAR))
 
 
 def split_name(measure: str) -> list[str]:
-    """Split the name of a measure into words: MeanSquaredError, as torchmetrics has it, into three."""
+    """Split the name of a measure into words: MeanSquaredError, as torchmetrics has it, into three; `tpr_at_fpr` is a
+    `tpr`."""
     apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", measure)
-    return re.split(r"[\W_]", apart.lower())
+    return list(takewhile(lambda word: word != "at", re.split(r"[\W_]", apart.lower())))
 
 
 # ---- scores --------------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ class Evaluation:
             "received": "the model each client would begin with",
         }
         among = "all clients" if self.clients == "all" else "the clients selected"
-        weighed = ", weighted by their sizes" if self.weights == "size" else ""
+        weighed = ", weighted by their test samples" if self.weights == "size" else ""
         return f"{whose[self.model]} on the client's own test share, mean over {among}{weighed}"
 
     @property
@@ -103,7 +103,8 @@ class Evaluation:
 
 
 def summarise_clients(values: Sequence[float], weights: Sequence[float], name: str) -> dict[str, float | None]:
-    """Mean, worst client, mean of the worst tenth, and standard deviation over clients."""
+    """Mean, worst client, mean of the worst tenth, and standard deviation over clients: √(Σ_i (v_i − v̄)² / n), in which
+    each counts the same whatever the weights of the mean."""
     mean = math.fsum(v * w for v, w in zip(values, weights, strict=True)) / math.fsum(weights)
     falling = lower_is_better(name)  # and what is no number is the worst
     lowest = sorted(values, key=lambda v: (not math.isnan(v), -v if falling else v))[: max(1, len(values) // 10)]

@@ -136,8 +136,9 @@ def common_target(groups: Sequence[Group]) -> float | None:
     if not groups or any(group.measure != "accuracy" for group in groups):
         return None
     bests = [run.summarise("accuracy").get("best", 0.0) for group in groups for run in group.runs]
-    found = math.floor(100 * min(bests)) / 100
-    return found if found > 0 else None
+    lowest = min(bests)
+    shares = [share / 100 for share in range(1, 101)]  # floor(100 * 0.57) is 56
+    return max((share for share in shares if share <= lowest), default=None)
 
 
 # ---- spectra -------------------------------------------------------------------------------------------------------

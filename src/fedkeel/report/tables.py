@@ -16,6 +16,8 @@ from fedkeel.runs.environment import NOT_AVERAGED, keep_one_place
 from fedkeel.runs.own_code import describe_edits, sources_of
 from fedkeel.studies.compare import write_rounds
 from fedkeel.studies.cost_to_target import Spending
+from fedkeel.studies.publish import write_count
+from fedkeel.studies.run_groups import name_gaps
 from fedkeel.text import byte_size, duration
 
 NAMES = {"accuracy": "accuracy on the test set", "test_loss": "loss on the test set", "loss": "training loss"}
@@ -69,7 +71,14 @@ def summary(setting: Setting) -> str:
             (group.label, run.seed, sources_of(run.path, ())) for group in setting.groups for run in group.runs
         )
     ]
-    notes = [note, *differences(setting, measure), *edits, *repeats, *ended, *leaks]
+    gaps = [
+        f"{told}; it leads in none of these."
+        for group in setting.groups
+        for told in name_gaps(
+            group.label, [(run.seed, run.summarise(measure) | {"reported": run.reported}) for run in group.runs]
+        )
+    ]
+    notes = [note, *gaps, *differences(setting, measure), *edits, *repeats, *ended, *leaks]
     return sortable_table(setting.index, notes, heads, body)
 
 
@@ -138,7 +147,9 @@ def cells(row: Row, measure: str, with_target: bool, leading: Sequence[Row | Non
             costs.append((text + share if reached else "never", value))
     plain = [td(text, value) for text, value in costs]
     judged = [td(text, value, mark) for (text, value), mark in zip(found, marks, strict=True)]
-    return "".join([f"<td>{name}</td>", td(str(len(row.group.runs)), len(row.group.runs)), *judged, *plain])
+    asked = len(row.group.runs)
+    fewest = min((found.count for found in row.results.values() if found is not None), default=asked)
+    return "".join([f"<td>{name}</td>", td(write_count(fewest, asked), asked), *judged, *plain])
 
 
 def td(text: str, value: float | None, mark: str = "") -> str:
@@ -147,11 +158,12 @@ def td(text: str, value: float | None, mark: str = "") -> str:
 
 
 def leaders(rows: Sequence[Row], measure: str, results: Sequence[str]) -> list[Row | None]:
-    """The row with the best value in each column of results."""
+    """The row with the best value in each column of results, of those that have one of every seed."""
     better = min if lower_is_better(measure) else max
     found: list[Row | None] = []
     for name in results:
-        there = [(spread.mean, row) for row in rows if (spread := row.results[name]) is not None]
+        known = [(spread, row) for row in rows if (spread := row.results[name]) is not None]
+        there = [(spread.mean, row) for spread, row in known if spread.count == len(row.group.runs)]
         found.append(better(there, key=itemgetter(0))[1] if len(there) > 1 else None)
     return found
 

@@ -175,4 +175,7 @@ def is_better(measure: str, value: float, before: float, least: float = 0.0, mod
 def note_direction(name: str, measure: str, mode: Mode) -> None:
     """Say once which values count as better, where the name of a metric does not tell."""
     if mode == "auto" and not tells_direction(measure):
-        log.warning('%s takes a higher %s for a better one; if lower is better, give it mode="min"', name, measure)
+        ways = [("higher", "max"), ("lower", "min")]
+        (taken, _), (other, turned) = reversed(ways) if lower_is_better(measure) else ways
+        told = '%s takes a %s %s for a better one; if %s is better, give it mode="%s"'
+        log.warning(told, name, taken, measure, other, turned)

@@ -69,6 +69,11 @@ def by_round(records: Sequence[RoundRecord], measure: str) -> dict[int, float]:
     return {record.round: value for record in records if (value := record.measure(measure)) is not None}
 
 
+def list_scored(records: Sequence[RoundRecord], measure: str) -> list[float | None]:
+    """The values of a measure in the rounds that scored it, None where it was not finite."""
+    return [one.measure(measure) for one in records if measure in one.extra or one.measure(measure) is not None]
+
+
 def nonfinite_to_null(value: Any) -> Any:
     """Return plain data that JSON can hold: what is not a number becomes null."""
     if isinstance(value, Mapping):
@@ -124,7 +129,7 @@ def summarise(records: Sequence[RoundRecord], every: int, measure: str | None) -
         return {}
     better = min if lower_is_better(measure) else max
     best_round, best = better(values, key=lambda pair: pair[1])
-    tail = [one.measure(measure) for one in rounds if measure in one.extra or one.measure(measure) is not None][-LAST:]
+    tail = list_scored(rounds, measure)[-LAST:]
     finite = [value for value in tail if value is not None]
     return {
         "best": best,

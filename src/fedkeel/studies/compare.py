@@ -16,15 +16,12 @@ from fedkeel.runs.finished_run import Run, load_run
 from fedkeel.runs.record import judged_on, make_frame
 from fedkeel.studies import cost_to_target as cost
 from fedkeel.studies.caveats import edited_between, place_of
-from fedkeel.studies.run_groups import RunGroup, group_runs, measure_of
+from fedkeel.studies.run_groups import NUMBERS, RunGroup, group_runs, measure_of
 
 if TYPE_CHECKING:
     import pandas
 
 log = logging.getLogger("fedkeel")
-
-NUMBERS = ("best", "last", "mean_last", "reported")
-"""Of a result; the last one where an evaluation policy judges clients' models."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +60,21 @@ class Comparison:
         reported = all(group.values("reported").keys() == group.runs.keys() for group in self.groups)
         return "reported" if reported else self.number
 
+    @property
+    def is_even(self) -> bool:
+        """Whether all methods have numbers of the same seeds, so that each seed is paired."""
+        name, seeds = self.compared_by, self.baseline.values(self.compared_by).keys()
+        return not self.gaps and all(group.values(name).keys() == seeds for group in self.groups)
+
     def difference(self, group: RunGroup) -> Interval | None:
         """Its mean difference to the baseline over seeds, with a Student interval; None where nothing is paired."""
         pairs = pair(group, self.baseline, self.compared_by)
         return paired_interval(pairs) if pairs else None
+
+    @property
+    def gaps(self) -> list[str]:
+        """Say which means leave seeds out."""
+        return [told for group in self.groups for told in group.gaps]
 
     def document(self) -> dict[str, Any]:
         """Return everything as plain data."""
@@ -76,6 +84,7 @@ class Comparison:
             "difference_of": self.compared_by,
             "target": self.target,
             "edited": edited_between(self.groups),
+            "gaps": self.gaps,
             "methods": [self._describe(group) for group in self.groups],
         }
 
@@ -116,13 +125,14 @@ def compare(
 ) -> Comparison:
     """Hold runs, or folders of runs, against each other; the baseline is the first method unless one is named.
 
-    The log names code of one's own that was edited between runs; the document has it under `edited`.
+    The log names code of one's own that was edited between runs, and means that leave seeds out; the document has them
+    under `edited` and `gaps`.
     """
     found = [run if isinstance(run, Run) else load_run(run) for run in runs]
     if not found:
         raise RequestError("there is nothing to compare.", "fk.compare([run, another])")
     made = Comparison.of(group_runs(found), baseline, target)
-    for told in edited_between(made.groups):
+    for told in (*edited_between(made.groups), *made.gaps):
         log.warning("%s", told)
     return made
 
@@ -174,9 +184,9 @@ def paired_differences(mine: Mapping[int, float], other: Mapping[int, float]) ->
     return paired_interval(differences) if differences else None
 
 
-def describe_difference(found: Interval | None, scale: float, digits: int) -> tuple[str, str]:
+def describe_difference(found: Interval | None, scale: float, form: str) -> tuple[str, str]:
     """Write a difference and its interval; nothing where there is none."""
     if found is None:
         return "", ""
-    mean, *ends = (f"{scale * end:+.{digits}f}" for end in (found.mean, found.low, found.high) if end is not None)
+    mean, *ends = (f"{scale * end:+{form}}" for end in (found.mean, found.low, found.high) if end is not None)
     return mean, " … ".join(ends)

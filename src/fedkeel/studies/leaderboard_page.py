@@ -13,6 +13,7 @@ from fedkeel.errors import RequestError
 from fedkeel.studies.compare import describe_difference, paired_differences, write_rounds
 from fedkeel.studies.grids import describe, drop_repeats, grid_of, settings_of
 from fedkeel.studies.leaderboard import Arena, Leaderboard, Line, mean
+from fedkeel.studies.publish import write_count
 from fedkeel.text import byte_size
 
 HEAD = (files("fedkeel.studies") / "leaderboard_page.md").read_text(encoding="utf-8")
@@ -48,6 +49,13 @@ def write_page(
         if counted := Counter(line.place or "not recorded" for line in known.values() if line.scores):
             parts.append(f"\nComputed on: {', '.join(f'{place} ({n})' for place, n in sorted(counted.items()))}.")
         parts.extend(f"\nCannot be run here: {line.reason}" for line in known.values() if line.reason)
+        short = [
+            f"{line.method} ({len(board.seeds) - len(line.scores)} of {len(board.seeds)})"
+            for line in known.values()
+            if line.scores and _is_short(board, line)
+        ]
+        if short:
+            parts.append(f"\nFailed with some seeds, so they stand below the others: {', '.join(short)}.")
         fewer = [f"{line.method} ({line.tries})" for line in known.values() if 0 < line.tries < board.tries]
         if fewer:
             parts.append(f"\nHad fewer than {board.tries} tries, since their grids have no more: {', '.join(fewer)}.")
@@ -61,10 +69,11 @@ def _table(board: Leaderboard, arena: Arena, known: Mapping[str, Line]) -> list[
     titles = [column.format(100 * arena.target if "%" in column else board.baseline) for column in COLUMNS]
     rows = [f"| {' | '.join(titles)} |", f"| {' | '.join('---' if n < 2 else '--:' for n in range(len(titles)))} |"]
     ranked = sorted(
-        (line for line in known.values() if not line.reason), key=lambda line: -(mean(line.values("last")) or -1.0)
+        (line for line in known.values() if not line.reason),
+        key=lambda line: (_is_short(board, line), -(mean(line.values("last")) or -1.0)),
     )
     baseline = known.get(board.baseline)
-    return rows + [f"| {' | '.join(_cells(line, baseline, _chosen(board, arena, line)))} |" for line in ranked]
+    return rows + [f"| {' | '.join(_cells(board, line, baseline, _chosen(board, arena, line)))} |" for line in ranked]
 
 
 def _tried(board: Leaderboard, arena: Arena) -> dict[str, tuple[Any, ...]]:
@@ -92,20 +101,25 @@ def _edge(value: Any, tried: Sequence[Any]) -> str:
     return " (lowest)" if value == min(numbers) else " (highest)"
 
 
-def _cells(line: Line, baseline: Line | None, chosen: str) -> list[str]:
+def _is_short(board: Leaderboard, line: Line) -> bool:
+    """Whether final runs failed, so that a mean is over those that did not."""
+    return len(line.values("last")) < len(board.seeds)
+
+
+def _cells(board: Leaderboard, line: Line, baseline: Line | None, chosen: str) -> list[str]:
     if not line.scores:
         failed = "every try failed" if line.validation is None else "failed"
         return [line.method, failed, "0", *["–"] * (len(COLUMNS) - 3)]
     others = {} if baseline is None or baseline is line else baseline.values("last")
     reached = line.values("rounds_to_target")
     rounds, gradients = mean(reached), mean(line.values("gradients_to_target"))
-    some = "" if len(reached) == len(line.seeds) else f" ({len(reached)} of {len(line.seeds)})"
+    some = "" if len(reached) == len(board.seeds) else f" ({len(reached)} of {len(board.seeds)})"
     return [
         line.method,
         chosen,
-        str(len(line.seeds)),
+        write_count(len(line.values("last")), len(board.seeds)),
         *(_percent(line.values(name)) for name in ("last", "best", "averaged")),
-        *describe_difference(paired_differences(line.values("last"), others), 100, 2),
+        *describe_difference(paired_differences(line.values("last"), others), 100, ".2f"),
         "–" if rounds is None else f"{write_rounds(rounds)}{some}",
         "–" if gradients is None else f"{gradients:.0f}",
         byte_size(1e6 * (mean(line.values("megabytes")) or 0)),

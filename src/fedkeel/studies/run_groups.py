@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,25 +14,54 @@ from fedkeel.runs.record import judged_on
 from fedkeel.text import write_settings
 from fedkeel.typed_values import flatten, name_keys
 
+NUMBERS = {"best": "Best", "last": "Last", "mean_last": "Mean of last", "reported": "Reported"}
+"""Numbers of a result and their titles; the last one where an evaluation policy judges clients' models."""
+
 
 @dataclass(frozen=True)
 class RunGroup:
-    """The runs of one method with one setting, by seed."""
+    """The runs of one method with one setting, by seed; runs with other seeds that were `asked` for have failed."""
 
     label: str
     runs: dict[int, Run]
+    asked: Sequence[int] = ()
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({*self.runs, *self.asked})
 
     def values(self, name: str) -> dict[int, float]:
         """Return a number of the result of each seed: best, last, mean_last or reported."""
         found = {seed: run.result.get(name) for seed, run in self.runs.items()}
         return {seed: float(value) for seed, value in found.items() if value is not None}
 
+    @property
+    def gaps(self) -> list[str]:
+        """Say which of its means leave seeds out."""
+        known = {seed: run.result for seed, run in self.runs.items()}
+        return name_gaps(self.label, [(seed, known.get(seed, {})) for seed in self.seeds])
 
-def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
+
+def name_gaps(label: str, results: Sequence[tuple[int, Mapping[str, Any]]]) -> list[str]:
+    """Say which means over results by seed leave seeds out: their number is not finite, or their run failed."""
+    gaps: dict[tuple[int, ...], list[str]] = {}
+    for part, title in NUMBERS.items():
+        without = tuple(seed for seed, result in results if result.get(part) is None)
+        if 0 < len(without) < len(results):
+            gaps.setdefault(without, []).append(title.lower())
+    return [
+        f"{label}: {', '.join(titles)} over {len(results) - len(seeds)} of {len(results)} seeds, "
+        f"since {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))} gave no number"
+        for seeds, titles in gaps.items()
+    ]
+
+
+def group_runs(runs: Sequence[Run], asked: Sequence[int] = ()) -> list[RunGroup]:
     """Group runs that differ in nothing but their seed; labels tell apart what shares a method's name.
 
     Of two runs of one experiment, seed and split the later one counts. Runs on one split for several seeds and runs
-    whose seeds have splits of their own are different groups, in whatever order they come.
+    whose seeds have splits of their own are different groups, in whatever order they come. `asked` are the seeds of
+    which each group should have a run.
     """
     alike: dict[str, list[Run]] = {}
     for run in runs:
@@ -51,7 +80,8 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
             splits = {run.plan.partition_seed for run in group.values()}
             words.append(f"partition_seed={splits.pop()}" if len(splits) == 1 else "a split for each seed")
         labels.append(name if names.count(name) == 1 else f"{name} ({', '.join(words) or 'again'})")
-    return [RunGroup(label, dict(sorted(group.items()))) for label, group in zip(labels, found.values(), strict=True)]
+    made = zip(labels, found.values(), strict=True)
+    return [RunGroup(label, dict(sorted(group.items())), asked) for label, group in made]
 
 
 def _identity(run: Run) -> str:

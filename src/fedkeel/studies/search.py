@@ -41,7 +41,7 @@ from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run, unscored, validation_score
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
-from fedkeel.runs.record import by_round
+from fedkeel.runs.record import list_scored
 from fedkeel.studies.grids import Setting, check_fresh_seeds, describe, grid_of, settings_of, with_setting
 from fedkeel.studies.optimiser_grids import split_composed
 from fedkeel.studies.search_space import Part, compose, read_parts
@@ -95,12 +95,18 @@ class Candidate:
 @dataclass(frozen=True)
 class Rung:
     """So many rounds, and what each candidate that was trained for as long has scored; None: it failed, for one of
-    `reasons`. `passes` are the clients' backward passes in the rounds that this rung added."""
+    `reasons`. `passes` are the clients' backward passes in the rounds that this rung added, without those of candidates
+    that broke off."""
 
     rounds: int
     scores: Mapping[Candidate, float | None]
     passes: int = 0
     reasons: Mapping[Candidate, str] = field(default_factory=dict)
+
+    @property
+    def broken(self) -> int:
+        """How many candidates broke off, as those that diverge do."""
+        return sum(reason == FAILED for reason in self.reasons.values())
 
     @property
     def ranked(self) -> list[Candidate]:
@@ -274,12 +280,13 @@ def goes_on(experiment: Experiment, before: int) -> bool:
 def late_score(run: Run) -> float | None:
     """The mean over the last fifth of the rounds that were scored on validation data; losses are negative.
 
-    Where clients' models are judged, it is what the evaluation policy reports of them.
+    None where one of these is not finite. Where clients' models are judged, it is what the evaluation policy reports
+    of them.
     """
     if run.plan.evaluation is not None:
         return validation_score(run)
-    accuracies, losses = (by_round(run.records, f"validation_{name}").values() for name in ("accuracy", "loss"))
-    values = [*accuracies] or [-loss for loss in losses]
-    late = values[-max(1, len(values) // LATE) :]
+    accuracies, losses = (list_scored(run.records, f"validation_{name}") for name in ("accuracy", "loss"))
+    values = accuracies or [None if loss is None else -loss for loss in losses]
+    late = [math.nan if value is None else value for value in values[-max(1, len(values) // LATE) :]]
     mean = sum(late) / len(late) if late else math.nan
     return mean if math.isfinite(mean) else None
