@@ -158,7 +158,7 @@ class StackedEngine:
             steps.set_scales(of_phase)
         means = {own: mean_scale(self.method, own, scale) for own, scale in alike.items()}
         rates = rate.expand(len(clients)) * rate.new_tensor([means[own] for own in lengths])
-        facts = stack_facts(self.task, clients, taken, rates)
+        facts = stack_facts(self.task, clients, taken, rates, [*map(self.training.number_of, clients)])
         state = stack(list(states))
         self.seconds.add("data", time.perf_counter() - began)
         began = time.perf_counter()
