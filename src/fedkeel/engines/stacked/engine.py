@@ -36,7 +36,6 @@ from fedkeel.engines.stacked.gradients_stacked import StackedWorkspace, choose_w
 from fedkeel.engines.stacked.graphs import GraphScan
 from fedkeel.engines.stacked.stacked_batches import RowStore, StackedBatch, plan_stack
 from fedkeel.problems.gradients import Workspace
-from fedkeel.problems.separability import SHOWN
 from fedkeel.problems.task import Scores, Task
 from fedkeel.problems.try_out import explain_by_rows
 
@@ -67,7 +66,7 @@ class StackedEngine:
         general: bool = False,
     ):
         self.task, self.method, self.training = task, method, training
-        with explain_by_rows(task, np.flatnonzero(task.clients.sizes)[:SHOWN].tolist()):
+        with explain_by_rows(task):
             self.gradient = StackedWorkspace(task) if general else choose_workspace(task)
         self.workspace = Workspace(task)
         kernels = self.gradient.by_kernels
