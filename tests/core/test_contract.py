@@ -165,13 +165,21 @@ BROKEN = {
     "a fact": ("gradient", rule("Sizes", finish=reports_size), "Sizes.finish reports 'size'"),
     "a reported number": ("gradient", rule("Number", finish=reports_number), "Number.finish gives 'norm' as float"),
     "a sent number": ("gradient", rule("Number", broadcast=sends_number), "Number.broadcast gives 'norm' as float"),
-    "a kept number": ("gradient", rule("Number", client_slots=own_slot, step=keeps_number), "Number.step gives 'mine' as float"),
+    "a kept number": (
+        "gradient",
+        rule("Number", client_slots=own_slot, step=keeps_number),
+        "Number.step gives 'mine' as float",
+    ),
     "a deployed number": ("server", rule("Number", deploy=deploys_number), "Number.deploy gives 'norm' as float"),
     "a server's number": (
-        "server", rule("Number", server_slots=own_slot, server_step=serves_number), "Number.server_step gives 'mine' as float"
+        "server",
+        rule("Number", server_slots=own_slot, server_step=serves_number),
+        "Number.server_step gives 'mine' as float",
     ),
     "a remembered number": (
-        "server", rule("Number", server_slots=own_slot, remember=remembers_number), "Number.remember gives 'mine' as float"
+        "server",
+        rule("Number", server_slots=own_slot, remember=remembers_number),
+        "Number.remember gives 'mine' as float",
     ),
     "no pair": ("gradient", rule("Alone", start=returns_alone), "Alone.start must return params, client"),
     "unreported": ("weights", fk.Fair(1.0), "Fair reads 'loss_before'"),
