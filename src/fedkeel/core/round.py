@@ -142,7 +142,7 @@ def keep_axes(before: State, after: State) -> State:
     """Give slots back the client axis that a constant does not have: a view. Without such an axis nothing changes."""
     lost: State = {}
     for name, slot in after.items() if after is not before else ():
-        old = before.get(name, slot)
+        old: Any = before.get(name, slot)
         if isinstance(slot, Tree):
             if slot.buffer.dim() < old.buffer.dim():
                 lost[name] = slot.expand(len(old.buffer))
