@@ -113,6 +113,30 @@ def reports_size(self, report, client, at):
     return report | {"size": at.params.norm()}, client
 
 
+def reports_number(self, report, client, at):
+    return report | {"norm": float(at.params.norm())}, client
+
+
+def sends_number(self, message, server):
+    return message | {"norm": float(server["params"].norm())}
+
+
+def keeps_number(self, tree, client, at):
+    return tree, client | {"mine": 0.5}
+
+
+def deploys_number(self, model, server):
+    return model | {"norm": 0.5}
+
+
+def serves_number(self, update, server, reports):
+    return update, server | {"mine": 0.5}
+
+
+def remembers_number(self, server):
+    return server | {"mine": 0.5}
+
+
 def returns_alone(self, params, client, message):
     return params
 
@@ -139,6 +163,24 @@ BROKEN = {
     "dropped": ("gradient", rule("Drops", client_slots=own_slot, step=drops), "Drops.step lacks slot 'mine'"),
     "reshaped": ("gradient", rule("Shapes", client_slots=own_slot, step=reshapes), "changes the shape of slot 'mine'"),
     "a fact": ("gradient", rule("Sizes", finish=reports_size), "Sizes.finish reports 'size'"),
+    "a reported number": ("gradient", rule("Number", finish=reports_number), "Number.finish gives 'norm' as float"),
+    "a sent number": ("gradient", rule("Number", broadcast=sends_number), "Number.broadcast gives 'norm' as float"),
+    "a kept number": (
+        "gradient",
+        rule("Number", client_slots=own_slot, step=keeps_number),
+        "Number.step gives 'mine' as float",
+    ),
+    "a deployed number": ("server", rule("Number", deploy=deploys_number), "Number.deploy gives 'norm' as float"),
+    "a server's number": (
+        "server",
+        rule("Number", server_slots=own_slot, server_step=serves_number),
+        "Number.server_step gives 'mine' as float",
+    ),
+    "a remembered number": (
+        "server",
+        rule("Number", server_slots=own_slot, remember=remembers_number),
+        "Number.remember gives 'mine' as float",
+    ),
     "no pair": ("gradient", rule("Alone", start=returns_alone), "Alone.start must return params, client"),
     "unreported": ("weights", fk.Fair(1.0), "Fair reads 'loss_before'"),
     "unreported, too": ("weights", fk.FairShares(1.0), "FairShares reads 'loss_before'"),

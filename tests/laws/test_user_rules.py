@@ -10,6 +10,7 @@ import torch
 
 import fedkeel as fk
 from fedkeel.core.rule import LOCAL_STAGES, Rule, declares_stackable, is_stackable
+from fedkeel.core.trees import tensors
 from fedkeel.engines.stacked.client_mapping import choose_lift, lift_by_broadcast, lift_by_vmap
 from fedkeel.rules import RULES
 from fedkeel.rules.sharing import Confined
@@ -131,7 +132,7 @@ def trained(parts, engine, **options):
     settings = {"rounds": 2, "participation": 1.0, "epochs": 1, "batch_size": 4, "lr": 0.1, "clip": 5.0}
     method = fk.method("own", **{"weights": fk.Uniform()} | parts)
     exp = fk.Experiment(problem=small_problem(sizes=(7, 4, 5), test=4), method=method, **settings)
-    return fk.run(exp, engine=engine, dtype=torch.float64, **options).params
+    return fk.run(exp, engine=engine, dtype=torch.float64, **options)
 
 
 AGAIN = [f"{how}, {i}" for n, how in enumerate(WRAPPED) if how != "alone" for i in range(3) if i != n % 3]
@@ -142,14 +143,15 @@ AGAIN = [f"{how}, {i}" for n, how in enumerate(WRAPPED) if how != "alone" for i 
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in AGAIN else []) for name in CASES]
 )
 def test_stacked_clients_learn_what_they_would_learn_alone(name):
-    one, other = trained(CASES[name], "serial"), trained(CASES[name], "stacked")
+    one, other = (trained(CASES[name], engine).params for engine in ("serial", "stacked"))
     assert max((one[n] - other[n]).abs().max().item() for n in one) < 1e-12
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a subclass of Sam on everything", "memory under private layers"])
 def test_processes_too(name):
-    one, other = trained(CASES[name], "serial", device="cpu"), trained(CASES[name], "processes", workers=2)
+    one = trained(CASES[name], "serial", device="cpu").params
+    other = trained(CASES[name], "processes", workers=2).params
     assert all(torch.equal(one[n], other[n]) for n in one)
 
 
@@ -212,3 +214,64 @@ def test_every_rule_of_the_library_that_draws_nothing_says_so():
 
 DRAW = {"ByChance", "RandomBand", "RandomEnergy"}
 ON_THE_SERVER = {"AtMixture", "LearnMixture"}
+
+
+# ---- vectors that all clients share: as long as there are clients, and not ----
+@dataclass(frozen=True)
+class Vectors(fk.Rule, stackable=True):
+    """Puts a vector of the message, and a constant one, into slots and reports, at one stage of a client's round."""
+
+    stage: str = "step"
+    length: int = 3
+
+    def constant(self, beside):
+        return torch.arange(1.0, self.length + 1).to(beside.buffer)
+
+    def server_slots(self, params):
+        return {"vector": self.constant(params), "server_table": self.constant(params).expand(2, -1).clone()}
+
+    def client_slots(self, params):
+        empty = torch.zeros_like(self.constant(params))
+        return {"number": params.scalar(), "mine": empty, "sent": empty, "table": empty.expand(2, -1).clone()}
+
+    def round_slots(self, params):
+        return {"held": self.constant(params), "count": params.scalar(1.0)}
+
+    def broadcast(self, message, server):
+        return message | {"vector": server["vector"], "table_sent": server["server_table"]}
+
+    def fill(self, client, message, beside):
+        given = {"mine": self.constant(beside), "sent": message["vector"], "table": message["table_sent"]}
+        return client | given | {"number": beside.scalar(2.0), "held": client["held"] + message["vector"]}
+
+    def start(self, params, client, message):
+        return params, self.fill(client, message, params) if self.stage == "start" else client
+
+    def step(self, tree, client, at):
+        scale = 1 + 0.01 * (client["mine"] + client["sent"] + client["held"]).sum(-1) + 0.01 * client["number"]
+        client = client | {"count": client["count"] + 1}
+        return tree * scale, self.fill(client, at.message, tree) if self.stage == "step" else client
+
+    def finish(self, report, client, at):
+        parts = {f"own_{name}": slot for name, slot in client.items()} | {"constant": self.constant(at.params)}
+        report = report | parts | {"again": at.message["vector"], "one": at.params.scalar(3.0)}
+        return report, self.fill(client, at.message, at.params) if self.stage == "finish" else client
+
+    def server_step(self, update, server, reports):
+        shapes = {name: reports[name].shape[1:] for name in ("constant", "again", "own_mine", "own_sent", "own_held")}
+        assert set(shapes.values()) == {(self.length,)}, shapes
+        assert reports["own_table"].shape[1:] == (2, self.length)
+        assert reports["one"].shape == reports["own_number"].shape == reports["own_count"].shape == reports["lr"].shape
+        vector = (reports["again"] + reports["own_mine"] + reports["own_held"] + reports["constant"]).mean(0)
+        more = 0.1 * reports["own_count"].mean() + reports["own_table"].mean(0)
+        return update, server | {"vector": 0.1 * vector, "server_table": more}
+
+
+@pytest.mark.parametrize(
+    ("place", "stage", "length"),
+    [("gradient", "start", 2), ("gradient", "step", 3), ("gradient", "finish", 3), ("perturb", "step", 2)],
+)
+def test_a_vector_that_clients_share_stays_a_vector_of_each(place, stage, length):
+    parts = {place: Vectors(stage, length)}
+    one, other = (tensors(trained(parts, engine).server) for engine in ("serial", "stacked"))
+    assert all(torch.allclose(*pair, rtol=0, atol=1e-12) for pair in zip(one, other, strict=True))

@@ -597,6 +597,16 @@ def test_a_wrong_client_among_those_on_which_a_stack_is_tried_is_told_before_the
         fk.run(fk.Experiment(problem=problem, rounds=1, participation=1.0), engine="stacked")
 
 
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+def test_a_wrong_client_that_has_not_trained_yet_is_told_by_name(engine):
+    wrong = OneWrong(lambda n: (torch.ones(n, 3), torch.full((n,), 7)))
+    wrong.sizes = np.where(np.arange(11) < 8, 0, 3)
+    test = torch.ones(4, 3), torch.zeros(4).long()
+    problem = fk.Problem(model=nn.Linear(3, 2), loss=nn.functional.cross_entropy, clients=wrong, test=test)
+    with pytest.raises(fk.DataError, match="the data of client 9 hold the label 7"):
+        fk.run(fk.Experiment(problem=problem, rounds=2, participants=[[8], [9]], epochs=1), engine=engine)
+
+
 def test_an_error_that_rows_do_not_explain_stays_as_it_is():
     class Moody(nn.Linear):
         def forward(self, given):

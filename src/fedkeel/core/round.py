@@ -132,9 +132,23 @@ def start_client(method: Method, message: State, client: State) -> tuple[Tree, S
 
 # ---- the client's half ---------------------------------------------------------------------------------------------
 def apply_chain(rules: Iterable[Rule], tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+    before = client
     for rule in rules:
         tree, client = rule.step(tree, client, at)
-    return tree, client
+    return tree, keep_axes(before, client)
+
+
+def keep_axes(before: State, after: State) -> State:
+    """Give slots back the client axis that a constant does not have: a view. Without such an axis nothing changes."""
+    lost: State = {}
+    for name, slot in after.items() if after is not before else ():
+        old: Any = before.get(name, slot)
+        if isinstance(slot, Tree):
+            if slot.buffer.dim() < old.buffer.dim():
+                lost[name] = slot.expand(len(old.buffer))
+        elif slot.dim() < old.dim():
+            lost[name] = slot.expand(len(old), *slot.shape)
+    return after | lost if lost else after
 
 
 def make_local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool, axis: int | None) -> Body:
@@ -218,9 +232,10 @@ def local_round(
 
     def enter(rules: tuple[Rule, ...], params: Tree, client: State) -> Carry:
         def f(params: Tree, client: State, message: State) -> Carry:
+            before = client
             for rule in rules:
                 params, client = rule.start(params, client, message)
-            return params, client
+            return params, keep_axes(before, client)
 
         return lift(f, (0, 0, message_axis))(params, client, message) if rules else (params, client)
 
@@ -232,9 +247,10 @@ def local_round(
             loss: Tensor,
         ) -> tuple[State, State]:  # fmt: skip
             at = Local(params, start, message, None, mean, nothing, steps, nothing, loss)
+            before = client
             for rule in rules:
                 report, client = rule.finish(report, client, at)
-            return report, client
+            return report, keep_axes(before, client)
 
         if not rules:
             return report, client

@@ -18,7 +18,7 @@ from fedkeel.errors import MethodError
 from fedkeel.typed_values import check_fields
 
 State = dict[str, Any]
-"""Named slots; each is a Tree or a 0-d tensor. Stacked states have the same names and a leading client axis."""
+"""Named slots; each is a Tree or a tensor. Stacked states have the same names and a leading client axis."""
 
 
 class Local(NamedTuple):

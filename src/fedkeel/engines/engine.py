@@ -37,6 +37,10 @@ class Training:
         """Return the key of a client's randomness."""
         return key(self.seed, purpose, round, client, *numbers)
 
+    def number_of(self, client: int) -> int:
+        """Return the client's number in its run."""
+        return client
+
     def epochs_of(self, round: int, client: int, size: int) -> float:
         """Return the client's local epochs in a round: fixed, its own, or drawn from a range (stragglers do fewer)."""
         if isinstance(self.epochs, ClientEpochs):
@@ -140,15 +144,20 @@ def evaluate_all(engine: Engine, models: Iterable[ScoreRequest]) -> list[list[Sc
     return list(starmap(engine.evaluate, models)) if many is None else many(models)
 
 
-def stack_facts(task: Task, clients: Sequence[int], steps: Sequence[int], lr: Tensor) -> State:
-    """Gather what the server knows of clients without a rule's report; `lr` has one rate for each."""
+def stack_facts(
+    task: Task, clients: Sequence[int], steps: Sequence[int], lr: Tensor, numbers: Sequence[int] | None = None
+) -> State:
+    """Gather what the server knows of clients without a rule's report; `lr` has one rate for each.
+
+    `numbers` are those that the clients have in their runs, where they are others than in the task.
+    """
 
     def column(values: Iterable[float]) -> Tensor:
         return lr.new_tensor([float(value) for value in values])
 
     facts = {"size": column(task.clients.sizes[client] for client in clients), "steps": column(steps), "lr": lr}
     if "client" in task.asks:
-        facts["client"] = column(clients)
+        facts["client"] = column(clients if numbers is None else numbers)
     if "histogram" in task.asks:
         facts["histogram"] = torch.stack([task.histogram(client).to(lr) for client in clients])
     return facts

@@ -143,12 +143,7 @@ class Watched(Rule):
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         reported, after = self.call("finish", report, client, at)
-        for name, value in reported.items():
-            if not isinstance(value, Tensor | Tree):
-                raise MethodError(
-                    f"{name_of(self)}.finish reports {name!r} as {type(value).__name__}, not as a tensor or a tree.",
-                    "at.params.scalar(0.5) makes a tensor of a number",
-                )
+        for name in reported:
             if name in FACTS and name not in report:
                 raise MethodError(
                     f"{name_of(self)}.finish reports {name!r}, which is the name of something else.",
@@ -185,6 +180,11 @@ class Watched(Rule):
             results = result if len(kinds) > 1 else (result,)
             if not (isinstance(results, tuple) and len(results) == len(kinds) and all(map(isinstance, results, kinds))):
                 raise MethodError(f"{place} must return {written}, not {type(result).__name__}.", f"return {written}")
+            for state in (one for one in results if isinstance(one, dict)):
+                for name, value in state.items():
+                    if not isinstance(value, Tensor | Tree):
+                        line = f"{place} gives {name!r} as {type(value).__name__}, not as a tensor or a tree."
+                        raise MethodError(line, "params.scalar(0.5) makes a tensor of a number")
         if stage in LOCAL_STAGES:  # these take the client's slots second, and return them second
             self.compare(stage, given[1], result[1])
         return result

@@ -19,7 +19,7 @@ from fedkeel.problems.gradients import REENTRANT
 from fedkeel.problems.module_state import clone_tensors, copy_trained
 from fedkeel.problems.network_calls import check_calls
 from fedkeel.problems.predictions import class_scores
-from fedkeel.problems.separability import train_but_norms
+from fedkeel.problems.separability import SHOWN, train_but_norms
 from fedkeel.problems.sound_data import check_labels_that_fit
 from fedkeel.randomness import list_gpus, seed_torch
 from fedkeel.text import in_one_line, plural
@@ -73,17 +73,18 @@ def try_sample(task: Task, model: nn.Module | Mapping[str, Tensor], whose: str, 
 
 
 @contextmanager
-def explain_by_rows(task: Task, clients: Sequence[int], round: int | None = None) -> Iterator[None]:
+def explain_by_rows(task: Task, clients: Sequence[int] | None = None, round: int | None = None) -> Iterator[None]:
     """Where clients fail in a round, or before the first, refuse the first of them whose rows do not fit.
 
-    Else the error stays as it is. Rows that are at hand were looked at before training began.
+    Else the error stays as it is. Rows that are at hand were looked at before training began. Without `clients` they
+    are those on which a loss is tried.
     """
     try:
         yield
     except (DataError, *FAILURES) as error:
         if not is_of_device(error) and not is_at_hand(task.clients):
             when = "" if round is None else f" in round {round + 1}"
-            for client in clients:
+            for client in np.flatnonzero(task.clients.sizes)[:SHOWN].tolist() if clients is None else clients:
                 refuse_unfit_rows(task, client, f"client {client}{when}")
         raise
 

@@ -24,6 +24,7 @@ from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.policy import Evaluation, summarise_clients
 from fedkeel.problems.predictions import average_scores
 from fedkeel.problems.task import CLIENT, Scores, Task
+from fedkeel.problems.try_out import explain_by_rows
 from fedkeel.problems.whole_metrics import WholeMetrics
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.record import RoundRecord, counted
@@ -181,7 +182,9 @@ class Judge:
 
     @cached_property
     def whole(self) -> WholeMetrics:
-        return WholeMetrics(self.task)
+        """What is measured of all samples at once. Samples of clients that have not trained yet show what that is."""
+        with explain_by_rows(self.task):
+            return WholeMetrics(self.task)
 
     @cached_property
     def on_validation_shares(self) -> tuple[Scorer, WholeMetrics]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,8 +17,8 @@ from torch import nn
 
 import fedkeel as fk
 from fedkeel.core.round import broadcast, init_server, server_round
-from fedkeel.core.rule import State
-from fedkeel.core.trees import stack
+from fedkeel.core.rule import Local, State
+from fedkeel.core.trees import Tree, stack
 from fedkeel.engines.engine import RoundRequest, Training
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked.client_mapping import lift_by_vmap
@@ -123,6 +123,26 @@ def test_runs_together_equal_runs_alone_whatever_their_seed_split_rate_and_lengt
         assert isinstance(one, fk.Run)
         assert [r.accuracy for r in one.records] == [r.accuracy for r in other.records]
         assert [r.selected for r in one.records] == [r.selected for r in other.records]
+
+
+@dataclass(frozen=True)
+class ByNumber(fk.Rule):
+    """A client's gradient counts by its number."""
+
+    asks: ClassVar[tuple[str, ...]] = ("client",)
+
+    def client_slots(self, params: Tree) -> State:
+        return {"client": params.scalar()}
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        return (1 + client["client"]) * tree, client
+
+
+def test_the_number_of_a_client_is_that_in_its_run() -> None:
+    method = fk.method("own", gradient=ByNumber(), weights=fk.Uniform())
+    asked = [experiment(seed, method=method, rounds=2) for seed in (0, 1)]
+    alone = [fk.run(one, engine="serial", dtype=torch.float64) for one in asked]
+    assert difference(finals(fk.run_together(asked, dtype=torch.float64)), finals(alone)) < 1e-10
 
 
 class Minus(nn.Module):

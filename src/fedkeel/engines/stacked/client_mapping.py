@@ -43,14 +43,31 @@ def lift_by_broadcast(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[
     For rules whose every operation works along the last axis. One that writes `tree["fc"].mean()` is right under vmap
     and silently wrong here.
     """
+    if dims == (0,):  # slots made of a model: nothing else tells a constant vector from one number for each client
+        return lift_by_vmap(f, dims)
 
     def lifted(*args: Any) -> Any:
         pairs = list(zip(args, dims, strict=True))
-        clients = next(len(tensors(arg)[0]) for arg, dim in pairs if dim == 0 and tensors(arg))
+        # not from a state, which may begin with a constant
+        clients = next(len(tensors(arg)[0]) for arg, dim in pairs if dim == 0 and isinstance(arg, Tree | Tensor))
         shared = [dim is None and isinstance(arg, dict) for arg, dim in pairs]
-        return f(*(add_client_axis(arg, clients) if one else arg for arg, one in zip(args, shared, strict=True)))
+        return f(*(share(arg, clients) if one else arg for arg, one in zip(args, shared, strict=True)))
 
     return lifted
+
+
+def share(state: State, clients: int) -> State:
+    """Give a state that is the same for all clients a client axis: a view."""
+    return {
+        name: slot.expand(clients) if isinstance(slot, Tree) else slot.expand(clients, *slot.shape)
+        for name, slot in state.items()
+    }
+
+
+def share_constants(report: State, one: State, clients: int) -> State:
+    """Give what all clients report alike a client axis; `one` is a report of one client."""
+    alike = {name: slot for name, slot in report.items() if tensors(slot)[0].dim() == tensors(one[name])[0].dim()}
+    return report | share(alike, clients)
 
 
 def add_client_axis(state: Any, clients: int) -> Any:

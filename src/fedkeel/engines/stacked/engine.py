@@ -29,14 +29,14 @@ from fedkeel.engines.engine import (
     stack_facts,
 )
 from fedkeel.engines.memory import clients_that_fit, data_budget
+from fedkeel.engines.rehearsal import rehearse_client
 from fedkeel.engines.scoring import Scorer
-from fedkeel.engines.stacked.client_mapping import add_client_axis, choose_lift, unstack
+from fedkeel.engines.stacked.client_mapping import choose_lift, share_constants, unstack
 from fedkeel.engines.stacked.early_finishers import drop_finished
 from fedkeel.engines.stacked.gradients_stacked import StackedWorkspace, choose_workspace
 from fedkeel.engines.stacked.graphs import GraphScan
 from fedkeel.engines.stacked.stacked_batches import RowStore, StackedBatch, plan_stack
 from fedkeel.problems.gradients import Workspace
-from fedkeel.problems.separability import SHOWN
 from fedkeel.problems.task import Scores, Task
 from fedkeel.problems.try_out import explain_by_rows
 
@@ -67,7 +67,7 @@ class StackedEngine:
         general: bool = False,
     ):
         self.task, self.method, self.training = task, method, training
-        with explain_by_rows(task, np.flatnonzero(task.clients.sizes)[:SHOWN].tolist()):
+        with explain_by_rows(task):
             self.gradient = StackedWorkspace(task) if general else choose_workspace(task)
         self.workspace = Workspace(task)
         kernels = self.gradient.by_kernels
@@ -79,6 +79,7 @@ class StackedEngine:
         self.together, self.described = together, task.module is None
         self.captures = task.device.type == "cuda"  # a number of clients not seen before costs seconds
         self.captured: set[int] = set()
+        self.form: State | None = None  # of a client's report
         self.seconds = Clock()
 
     def train(
@@ -158,7 +159,10 @@ class StackedEngine:
             steps.set_scales(of_phase)
         means = {own: mean_scale(self.method, own, scale) for own, scale in alike.items()}
         rates = rate.expand(len(clients)) * rate.new_tensor([means[own] for own in lengths])
-        facts = stack_facts(self.task, clients, taken, rates)
+        facts = stack_facts(self.task, clients, taken, rates, [*map(self.training.number_of, clients)])
+        if self.form is None:
+            one = message if axis is None else unstack(message, 1, copy=False)[0]
+            self.form = rehearse_client(self.method, self.task, one, states[0]).report
         state = stack(list(states))
         self.seconds.add("data", time.perf_counter() - began)
         began = time.perf_counter()
@@ -167,7 +171,7 @@ class StackedEngine:
             self.method, self.gradient, message, state, work, rate, facts, lift=self.lift, scan=self.scan,
             message_axis=axis
         )  # fmt: skip
-        report, state = add_client_axis(report, len(clients)), add_client_axis(state, len(clients))
+        report = share_constants(report, self.form, len(clients))
         reports, states = unstack(report, len(clients), copy=False), unstack(state, len(clients), copy=True)
         outcomes = [ClientOutcome(*given) for given in zip(clients, reports, states, strict=True)]
         self.seconds.add("training", time.perf_counter() - began)

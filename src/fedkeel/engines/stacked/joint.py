@@ -53,6 +53,9 @@ class JointTraining(Training):
         run, number = self.clients.run_of(client)
         return self.runs[run].key(purpose, round, number, *numbers)
 
+    def number_of(self, client: int) -> int:
+        return self.clients.run_of(client)[1]
+
     def epochs_of(self, round: int, client: int, size: int) -> float:
         run, number = self.clients.run_of(client)
         return self.runs[run].epochs_of(round, number, size)
@@ -92,10 +95,7 @@ class JointEngine:
         before = dict(self.stacked.seconds)
         for outcome in self.stacked.train_from(send, round, clients, states):
             run, number = self.clients.run_of(outcome.client)
-            report = outcome.report
-            if "client" in report:
-                report = report | {"client": torch.full_like(report["client"], float(number))}
-            outcomes[run].append(ClientOutcome(number, report, outcome.state))
+            outcomes[run].append(outcome._replace(client=number))
         for name, seconds in self.stacked.seconds.items():
             for run in requests:  # each has its share
                 self.engines[run].seconds.add(name, (seconds - before.get(name, 0.0)) / len(requests))
