@@ -233,6 +233,18 @@ def test_a_folder_is_no_file_to_write(fedkeel, trained):
         assert fedkeel(*words).err.startswith("error: cannot write /proc/x: ")
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes with a name")
+def test_a_pipe_or_device_is_not_replaced_by_a_file(fedkeel, trained, tmp_path):
+    trained("--method", "fedavg", "--out", "here")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    done = fedkeel("report", "here", "-o", str(pipe))
+    assert done.err.startswith(f"error: cannot write {pipe}: it is a device or a pipe, not a file")
+    assert pipe.is_fifo()
+    for place in ("/dev/stdout", "/dev/none"):
+        assert "it is a device or a pipe" in fedkeel("report", "here", "-o", place).err
+
+
 def test_a_word_that_is_no_text_is_refused(fedkeel):
     done = fedkeel("sweep", "\ud800")
     assert done.code == 2

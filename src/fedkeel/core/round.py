@@ -7,57 +7,26 @@ client becomes one of many (`lift`), and how a step is repeated (`scan`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedkeel.core.contract import name_of
+from fedkeel.core.local_step import (
+    Body,
+    Carry,
+    GradientOf,
+    Lift,
+    PhaseContext,
+    StepInput,
+    keep_axes,
+    make_local_step,
+)
 from fedkeel.core.method import Method, Phase
-from fedkeel.core.objectives import Objective
 from fedkeel.core.rule import Local, Rule, State
-from fedkeel.core.trees import Tree, where
+from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError
-
-
-class Gradient(NamedTuple):
-    """A gradient, the loss it was taken of, and the model's buffers afterwards (None for models without)."""
-
-    tree: Tree
-    loss: Tensor
-    buffers: Tree | None = None
-
-
-class GradientOf(Protocol):
-    """gradient(params, batch, objective, message, buffers): of one client, or of all that are stacked."""
-
-    def __call__(
-        self, params: Tree, batch: Any, objective: Objective, message: State, buffers: Tree | None
-    ) -> Gradient: ...
-
-
-class StepInput(NamedTuple):
-    """What differs from step to step."""
-
-    batch: Any
-    step: Tensor
-    key: Tensor
-    active: Tensor | None = None  # None when no step of the phase is padding
-    scale: Tensor | None = None  # of the rate; None when no rule of the phase changes it
-
-
-class PhaseContext(NamedTuple):
-    """What stays the same during a phase."""
-
-    start: Tree
-    message: State
-    lr: Tensor
-    steps: Tensor
-
-
-Carry = tuple[Tree, State]
-Body = Callable[[Carry, PhaseContext, StepInput], tuple[Carry, Tensor]]
-Lift = Callable[[Callable[..., Any], tuple[Any, ...]], Callable[..., Any]]
 
 
 class PhaseWork(NamedTuple):
@@ -131,82 +100,6 @@ def start_client(method: Method, message: State, client: State) -> tuple[Tree, S
 
 
 # ---- the client's half ---------------------------------------------------------------------------------------------
-def apply_chain(rules: Iterable[Rule], tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-    before = client
-    for rule in rules:
-        tree, client = rule.step(tree, client, at)
-    return tree, keep_axes(before, client)
-
-
-def keep_axes(before: State, after: State) -> State:
-    """Give slots back the client axis that a constant does not have: a view. Without such an axis nothing changes."""
-    lost: State = {}
-    for name, slot in after.items() if after is not before else ():
-        old: Any = before.get(name, slot)
-        if isinstance(slot, Tree):
-            if slot.buffer.dim() < old.buffer.dim():
-                lost[name] = slot.expand(len(old.buffer))
-        elif slot.dim() < old.dim():
-            lost[name] = slot.expand(len(old), *slot.shape)
-    return after | lost if lost else after
-
-
-def make_local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool, axis: int | None) -> Body:
-    """Make the body of a phase: perturb, take the gradient there, pass it through the chain, step.
-
-    `axis` is the client axis of the message and the learning rate: None where all clients got the same.
-    """
-
-    def climb(
-        g: Tree | None, client: State, params: Tree, start: Tree, message: State, lr: Tensor, steps: Tensor,
-        step: Tensor, key: Tensor,
-    ) -> tuple[Tree, State]:  # fmt: skip
-        at = Local(params, start, message, g, lr, step, steps, key)
-        perturbation, client = apply_chain(phase.perturb, params.zeros() if g is None else g, client, at)
-        return params + perturbation, client
-
-    def move(
-        g: Tree, before: Tree | None, client: State, params: Tree, start: Tree, message: State, lr: Tensor,
-        steps: Tensor, step: Tensor, key: Tensor, active: Tensor | None, old: State, loss: Tensor,
-    ) -> Carry:  # fmt: skip
-        at = Local(params, start, message, before, lr, step, steps, key, loss)
-        direction, client = apply_chain(phase.gradient, g, client, at)
-        moved = params.stepped(direction, lr) if phase.trains else params
-        if active is None:
-            return moved, client
-        chosen: Carry = where(active, (moved, client), (params, old))  # a padded step changes nothing
-        return chosen
-
-    ascends = phase.ascends
-    climbs, same_objective = ascends is not None, ascends == phase.objective
-    rate = 0 if phase.varies_rate else axis  # clients with fewer steps are further in them
-    climb = lift(climb, (0 if climbs else None, 0, 0, 0, axis, rate, 0, None, 0))
-    move = lift(move, (0, 0 if climbs else None, 0, 0, 0, axis, rate, 0, None, 0, 0 if padded else None, 0, 0))
-
-    def body(carry: Carry, context: PhaseContext, given: StepInput) -> tuple[Carry, Tensor]:
-        params, client = carry
-        start, message, lr, steps = context
-        batch, step, key, active, scale = given
-        lr = lr if scale is None else lr * scale
-        old, point, before, buffers = client, params, None, client.get("buffers")
-        if ascends is not None:
-            first = gradient(params, batch, ascends, message, buffers)
-            before = first.tree
-        if phase.perturb:
-            point, client = climb(before, client, params, start, message, lr, steps, step, key)
-        second = gradient(point, batch, phase.objective, message, buffers)
-        # the statistics of the unperturbed pass, where there is one; its loss, where it is one of the same objective
-        buffers = first.buffers if climbs else second.buffers
-        if buffers is not None and phase.trains:
-            client = client | {"buffers": buffers}
-        carry = move(
-            second.tree, before, client, params, start, message, lr, steps, step, key, active, old, second.loss
-        )
-        return carry, first.loss if same_objective else second.loss
-
-    return body
-
-
 @torch.no_grad()  # rules are never differentiated through; gradient() switches it on for itself
 def local_round(
     method: Method,

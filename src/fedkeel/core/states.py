@@ -36,6 +36,7 @@ class Damaged(Exception):
 # ---- whole files ---------------------------------------------------------------------------------------------------
 def write_atomically(path: Path, fill: Callable[[Path], Any], *, synced: bool = True) -> None:
     """Call fill(temporary path), sync it and rename it: readers see the old file or the new one, never half."""
+    refuse_device(path)
     temporary = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,6 +60,12 @@ def write_atomically(path: Path, fill: Callable[[Path], Any], *, synced: bool = 
             f"cannot write {path}: {in_one_line(error).rstrip('.')}",
             "free some space, or choose another place; an unfinished run goes on with `fedkeel resume`",
         ) from error
+
+
+def refuse_device(path: Path) -> None:
+    """Refuse what a file would take the place of: a device, a pipe, a link such as /dev/stdout."""
+    if path.parent == Path("/dev") or (path.exists() and not path.is_file() and not path.is_dir()):
+        raise RunError(f"cannot write {path}: it is a device or a pipe, not a file", "give the name of a file")
 
 
 def write_text(path: Path, text: str, *, synced: bool = True) -> None:

@@ -10,19 +10,10 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.contract import FACTS, name_of
+from fedkeel.core.local_step import Gradient, StepInput
 from fedkeel.core.method import Method
 from fedkeel.core.objectives import Objective
-from fedkeel.core.round import (
-    Gradient,
-    PhaseWork,
-    StepInput,
-    broadcast,
-    deploy,
-    init_client,
-    init_server,
-    local_round,
-    server_round,
-)
+from fedkeel.core.round import PhaseWork, broadcast, deploy, init_client, init_server, local_round, server_round
 from fedkeel.core.rule import LOCAL_STAGES, Local, Rule, State, Weighting
 from fedkeel.core.trees import Tree, stack, tensors
 from fedkeel.engines.cost import sent

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from fedkeel.core.local_step import Gradient, StepInput
 from fedkeel.core.method import Method, Phase
 from fedkeel.core.objectives import Objective
-from fedkeel.core.round import Gradient, PhaseWork, StepInput, local_round
+from fedkeel.core.round import PhaseWork, local_round
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Stacking, Tree
 from fedkeel.data.batches import sample_keys

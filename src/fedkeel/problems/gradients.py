@@ -7,8 +7,8 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
+from fedkeel.core.local_step import Gradient
 from fedkeel.core.objectives import Given, Objective
-from fedkeel.core.round import Gradient
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.errors import ExperimentError, ModelError

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedkeel.analysis.curvature import LossParts, gradient
+from fedkeel.core.local_step import apply_chain
 from fedkeel.core.method import Method, Phase
-from fedkeel.core.round import apply_chain, broadcast
+from fedkeel.core.round import broadcast
 from fedkeel.core.rule import Local, State
 from fedkeel.core.trees import Tree, stack
 from fedkeel.data.clients import Rows, Sample

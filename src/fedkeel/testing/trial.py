@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.catalogue.cards import quietly
+from fedkeel.core.local_step import Gradient
 from fedkeel.core.method import Method
 from fedkeel.core.objectives import Objective
-from fedkeel.core.round import Gradient
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.engines.choose import Choice, make_engine

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedkeel as fk
+from fedkeel.core.local_step import Lift
 from fedkeel.core.method import Method
-from fedkeel.core.round import Lift, broadcast, init_server, server_round
+from fedkeel.core.round import broadcast, init_server, server_round
 from fedkeel.core.rule import Local, Rule, Setting, State
 from fedkeel.core.trees import Tree, stack, tensors
 from fedkeel.data.augment import Augment

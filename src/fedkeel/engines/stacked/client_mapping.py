@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree
 
+from fedkeel.core.local_step import Lift
 from fedkeel.core.method import Method
-from fedkeel.core.round import Lift
 from fedkeel.core.rule import LOCAL_STAGES, State, is_stackable
 from fedkeel.core.trees import Tree, tensors
 from fedkeel.errors import MethodError

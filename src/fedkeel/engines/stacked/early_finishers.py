@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
+from fedkeel.core.local_step import Body, Carry, PhaseContext
 from fedkeel.core.method import Phase
-from fedkeel.core.round import Body, Carry, PhaseContext
 from fedkeel.engines.stacked.client_mapping import add_client_axis
 from fedkeel.engines.stacked.stacked_batches import StackedSteps
 

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.core.local_step import Lift
 from fedkeel.core.method import Method
 from fedkeel.core.objectives import Loss
-from fedkeel.core.round import Lift, PhaseWork, local_round, scan_steps
+from fedkeel.core.round import PhaseWork, local_round, scan_steps
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree, stack
 from fedkeel.engines.cost import Clock

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils import _pytree
 
+from fedkeel.core.local_step import Gradient
 from fedkeel.core.objectives import Given, Loss, Objective
-from fedkeel.core.round import Gradient
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.data.clients import Sample

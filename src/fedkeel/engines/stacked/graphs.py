@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
+from fedkeel.core.local_step import Body, Carry, PhaseContext, StepInput
 from fedkeel.core.method import Phase
-from fedkeel.core.round import Body, Carry, PhaseContext, StepInput, scan_steps
+from fedkeel.core.round import scan_steps
 from fedkeel.core.trees import tensors
 from fedkeel.engines.stacked.client_mapping import add_client_axis
 from fedkeel.engines.stacked.stacked_batches import StackedBatch, StackedSteps, gather_batch

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkeel.core.local_step import StepInput
 from fedkeel.core.method import Phase
-from fedkeel.core.round import StepInput
 from fedkeel.core.trees import state_bytes
 from fedkeel.data.batches import sample_keys_of_steps
 from fedkeel.data.clients import Rows, Sample, is_at_hand, join_rows
