@@ -7,7 +7,7 @@ from html import escape
 from itertools import product
 from operator import attrgetter, itemgetter
 
-from fedkeel.analysis.intervals import paired_interval
+from fedkeel.analysis.intervals import list_differences, paired_interval
 from fedkeel.problems.metrics import lower_is_better
 from fedkeel.report.content import Setting, group_id
 from fedkeel.report.series import RESULTS, Row, Spread
@@ -99,7 +99,7 @@ def differences(setting: Setting, measure: str) -> list[str]:
     told = []
     for group, word in product(setting.groups[1:], ("reported number",) if reports else ("best", "last")):
         first = results(setting.groups[0], word)
-        both = [value - first[seeds] for seeds, value in results(group, word).items() if seeds in first]
+        both = list_differences(results(group, word), first)
         pairs = paired_interval(both) if both else None
         if pairs is not None and pairs.low is not None and pairs.high is not None:
             mean, low, high = (f"{scale * value:+.3g}" for value in (pairs.mean, pairs.low, pairs.high))
