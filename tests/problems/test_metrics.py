@@ -320,7 +320,7 @@ class Prototypes(torch.nn.Module):
 
 
 def nearest(output, target):
-    return output["scale"] * output["distances"].min(1).values
+    return output["scale"] * output["distances"].min(1).values + 0.1 * output["prototypes"].square().mean()
 
 
 @pytest.mark.parametrize("count", [3, 4, 27])
