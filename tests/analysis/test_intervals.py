@@ -4,7 +4,14 @@ import math
 
 import pytest
 
-from fedkeel.analysis.intervals import difference_interval, paired_interval, paired_p_value, pooled_std, welch_interval
+from fedkeel.analysis.intervals import (
+    difference_interval,
+    list_differences,
+    paired_interval,
+    paired_p_value,
+    pooled_std,
+    welch_interval,
+)
 
 T_2 = 4.302652729911275  # Student's 97.5 % quantile with two degrees of freedom
 
@@ -53,6 +60,16 @@ def test_values_that_are_alike_up_to_rounding_decide_nothing(values):
     for found in (paired_interval(values), welch_interval([(1, values), (-1, [0.5, 0.5])])):
         assert (found.low, found.high, found.reason) == (None, None, "all seeds alike")
     assert paired_p_value(values) is None
+
+
+def test_differences_that_are_rounding_of_equal_numbers_decide_nothing():
+    """Numbers of two methods may be added up in different orders; seeds then differ by rounding alone."""
+    mine, other = dict(enumerate([0.1 + 0.2] * 3 + [0.1 + 0.2 + 0.3])), dict(enumerate([0.3] * 3 + [0.6]))
+    apart = [mine[seed] - other[seed] for seed in mine]
+    assert paired_interval(apart).low > 0, "rounding alone has an interval without 0"
+    assert list_differences(mine, other) == [0.0] * 4
+    assert difference_interval([(1, mine), (-1, other)]).reason == "all seeds alike"
+    assert list_differences({1: 0.5, 2: 1.0, 3: 7.0}, {2: 1.0 - 2.0**-20, 1: 0.25}) == [0.25, 2.0**-20]
 
 
 def test_what_varies_by_more_than_rounding_has_an_interval():

@@ -13,6 +13,7 @@ from sklearn.metrics import get_scorer_names
 import fedkeel as fk
 from fedkeel.errors import ExperimentError, RequestError
 from fedkeel.problems.metrics import find_metrics, lower_is_better, name_metrics, tells_direction
+from fedkeel.problems.task import Task
 from problems import small_problem
 
 NAMES = ["f1", "auc", "balanced_accuracy", "neg_log_loss", "ece", "matthews_corrcoef"]
@@ -304,6 +305,32 @@ def test_samples_of_whole_metrics_are_prepared_once():
         return len(asked)
 
     assert count("f1", 3) - count("f1", 1) == count((), 3) - count((), 1)
+
+
+class Prototypes(torch.nn.Module):
+    """Gives distances, and beside them so many prototypes and a number, which belong to no sample."""
+
+    def __init__(self, count):
+        super().__init__()
+        draw = torch.Generator().manual_seed(2)
+        self.prototypes = torch.nn.Parameter(torch.randn(count, 6, generator=draw))
+
+    def forward(self, x):
+        return {"distances": torch.cdist(x, self.prototypes), "prototypes": self.prototypes, "scale": 0.5}
+
+
+def nearest(output, target):
+    return output["scale"] * output["distances"].min(1).values + 0.1 * output["prototypes"].square().mean()
+
+
+@pytest.mark.parametrize("count", [3, 4, 27])
+def test_what_a_network_gives_beside_its_samples_is_as_long_as_it_is(count):
+    """Also where clients have as many validation samples, 4 each, or a loss is tried on as many samples, 27."""
+    problem = replace(small_problem((8, 8, 8)), model=Prototypes(count), loss=nearest)
+    counted = replace(problem, metrics={"rows": lambda output, target: float(len(output["prototypes"]))})
+    run = fk.run(experiment(counted, validation=0.5, rounds=1), engine="serial")
+    assert run.records[-1].extra["validation_rows"] == run.records[-1].extra["rows"] == count
+    assert Task(problem).separable
 
 
 def test_every_client_has_its_scores():

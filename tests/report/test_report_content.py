@@ -176,6 +176,23 @@ def test_a_seed_without_a_number_is_counted_and_its_method_leads_in_nothing(tmp_
     assert "b: last, mean of last over 1 of 2 seeds, since seed 0 gave no number" in text
 
 
+def test_a_seed_whose_run_failed_is_counted_and_its_method_leads_in_nothing(tmp_path):
+    """The better method has runs of two seeds of three."""
+    folders = [made_up(tmp_path / f"a{seed}", seed=seed, tracked=False) for seed in (1, 2, 3)]
+    folders += [
+        made_up(tmp_path / f"p{seed}", seed=seed, tracked=False, method="fedprox", level=0.9) for seed in (1, 3)
+    ]
+    made = [content(read(*folders), 0.5, asked).settings[0] for asked in ((), (1, 2, 3))]
+    plain, counted = map(summary, made)
+    gap = "fedprox: best, last, mean of last over 2 of 3 seeds, since seed 2 gave no number; it leads in none of these."
+    assert gap in counted
+    assert '<td>fedprox</td><td data-value="3">2 of 3</td>' in counted
+    assert counted.count("<small>(2 of 3)</small>") == 3, "so many of the runs reached the target"
+    assert 'class="leader"' in plain
+    assert 'class="leader"' not in counted, "one method alone leads in nothing"
+    assert "2 of 3" not in plain
+
+
 def test_thinning_keeps_both_ends():
     assert thinned(range(1, 801), 300)[0] == 1
     assert thinned(range(1, 801), 300)[-1] == 800

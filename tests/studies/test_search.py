@@ -371,6 +371,21 @@ def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel, 
         assert json.loads(older.out) == told
 
 
+@pytest.mark.slow
+def test_the_page_of_a_search_counts_the_final_runs_that_failed(fedkeel, monkeypatch):
+    train = StudyRuns.__call__
+
+    def lose_the_last(study, targets):
+        *runs, last = train(study, targets)
+        return [*runs, None if "final" in targets[-1].folder.parts else last]
+
+    monkeypatch.setattr(StudyRuns, "__call__", lose_the_last)
+    Path("search.toml").write_text(tomli_w.dumps(BASE | SMALL | {"seeds": [5, 6]}))
+    assert fedkeel("search", "search.toml", "--engine", "serial", "--no-progress").code == 1
+    page = Path("runs/search/report.html").read_text()
+    assert "over 1 of 2 seeds, since seed 6 gave no number; it leads in none of these." in page
+
+
 def test_a_validation_share_too_small_for_any_client_is_told(fedkeel):
     Path("search.toml").write_text(tomli_w.dumps(BASE | SMALL | {"validation": 0.0001, "candidates": 1}))
     done = fedkeel("search", "search.toml", "--engine", "serial", "--no-progress")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -13,6 +13,7 @@ from for_each import for_each
 import fedkeel as fk
 from fedkeel.randomness import keyed_normals
 from fedkeel.testing import BrokenLaw, check_method, check_rule
+from fedkeel.testing.checks import stand
 from fedkeel.testing.laws import LAWS, processes_agree
 from fedkeel.testing.trial import Trial
 
@@ -131,7 +132,7 @@ class Changeable(fk.Rule):
 SENTENCES = {
     WritesIntoItsArguments: "cannot be trained: WritesIntoItsArguments.step writes into what it was given",
     UsesAKeyUnasked: "cannot be trained: UsesAKeyUnasked.step uses at.key, which is 0 in every step",
-    ReportsANumber: "cannot be trained: ReportsANumber.finish reports 'beta' as float",
+    ReportsANumber: "cannot be trained: ReportsANumber.finish gives 'beta' as float",
     Draws: "depends on the data of client 2|gives another result when it is run again",
     ReadsAnother: "what client 3 of method 'ReadsAnother' reports or remembers depends on the data of client 2",
     Forgets: "ends elsewhere when it is stopped after a round and resumed",
@@ -218,6 +219,48 @@ def test_a_wrong_count_of_passes_is_found():
     method = fk.Method("miscounts", (Boasting(),), fk.BySize())
     with pytest.raises(BrokenLaw, match=r"declares \d+ backward passes and takes \d+"):
         LAWS["declared_passes"](Trial(method))
+
+
+@dataclass(frozen=True)
+class LacksAnAxis(fk.Rule, stackable=True):
+    """Multiplies a number of each client by a vector, as if there was one client; the model stays as it is."""
+
+    length: int = 3
+    slot: str = "sum"
+
+    def server_slots(self, params):
+        return {"vector": torch.arange(1.0, self.length + 1).to(params.buffer)}
+
+    def client_slots(self, params):
+        return {"own": torch.zeros(self.length).to(params.buffer)}
+
+    def broadcast(self, message, server):
+        return message | {"vector": server["vector"]}
+
+    def finish(self, report, client, at):
+        numbers = {slot: at.loss if slot == self.slot else at.loss[..., None] for slot in ("sum", "own")}
+        made = {slot: number * at.message["vector"] for slot, number in numbers.items()}
+        return report | {"sum": made["sum"]}, client | {"own": made["own"]}
+
+    def server_step(self, update, server, reports):
+        return update, server | {"vector": reports["sum"].mean(0)}
+
+
+@for_each(
+    "rule, sentence",
+    [
+        (LacksAnAxis(), "'vector' of the server in method 'LacksAnAxis' is another in the stacked"),
+        (LacksAnAxis(slot="own"), "'own' of a client in method 'LacksAnAxis' is another in the stacked"),
+        (LacksAnAxis(1), "in serial and not in the stacked engine: RuntimeError: "),
+        (LacksAnAxis(2), "in serial and not in the stacked engine: RuntimeError: "),
+    ],
+)
+def test_what_a_stack_mixes_is_found_outside_of_the_model_too(rule, sentence):
+    with pytest.raises(BrokenLaw, match=sentence) as caught:
+        LAWS["stacked_agrees"](Trial(stand(rule, "gradient")))
+    LAWS["stacked_agrees"](Trial(stand(replace(rule, slot="none"), "gradient")))
+    assert "number[..., None] * vector" in caught.value.hint
+    assert "\n" not in caught.value.message
 
 
 def test_what_is_not_a_number_reaches_nobody_or_it_is_said():

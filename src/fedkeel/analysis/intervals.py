@@ -6,11 +6,13 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from scipy.special import stdtr, stdtrit  # scipy.stats takes a second to import
 
 LEVEL = 0.95
 ROUNDING = 1e-9  # of numbers' size: a smaller deviation is none
+Seeds = TypeVar("Seeds")
 ONE_SEED, ALIKE = "one seed", "all seeds alike"
 
 
@@ -34,6 +36,17 @@ class Pooled:
     std: float
     values: int
     groups: int
+
+
+def add_signed(*numbers: float) -> float:
+    """The sum of numbers of either sign; 0 where what is left is their rounding."""
+    left = math.fsum(numbers)
+    return 0.0 if abs(left) <= ROUNDING * max(map(abs, numbers)) else left
+
+
+def list_differences(mine: Mapping[Seeds, float], other: Mapping[Seeds, float]) -> list[float]:
+    """The differences over the seeds that both have."""
+    return [add_signed(mine[seed], -other[seed]) for seed in mine if seed in other]
 
 
 def paired_interval(differences: Sequence[float]) -> Interval:
@@ -75,7 +88,7 @@ def difference_interval(sides: Sequence[tuple[float, Mapping[int, float]]]) -> I
     common = sorted(set.intersection(*(set(values) for _, values in sides)))
     apart = min(len(values) for _, values in sides) > 1
     if len(common) > 1 or (common and not apart):
-        return paired_interval([math.fsum(sign * values[seed] for sign, values in sides) for seed in common])
+        return paired_interval([add_signed(*(sign * values[seed] for sign, values in sides)) for seed in common])
     return welch_interval([(sign, list(values.values())) for sign, values in sides])
 
 

@@ -114,7 +114,8 @@ def search(
     kept = [target for target, run in zip(finals, ends, strict=True) if run]
     kept.sort(key=lambda target: target.label != winners[1].label)  # a page's differences are to what comes first
     page = out / "report.html"
-    write_report([target.folder for target in kept], page, title="Search: the winner against the best published method")
+    title = "Search: the winner against the best published method"
+    write_report([target.folder for target in kept], page, title=title, asked=asked.seeds)
     say(stderr(), "report", "bold green", str(page))
     if None in ends:
         raise typer.Exit(1)

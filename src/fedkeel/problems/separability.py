@@ -5,7 +5,7 @@ A loss that is not a mean cannot be taken of a padded batch, and a metric that g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
 from enum import Enum
 from types import NoneType
@@ -54,7 +54,10 @@ def loss_is_a_mean(task: Task) -> bool:
             output = task.predict(model, tensors)
             whole = task.losses(model, tensors, output)
             try:
-                each = [task.losses(model, *one) for one in split_samples(tensors, output)]
+                shared = frozenset[int]()
+                if isinstance(model, nn.Module) and not isinstance(output, Tensor):
+                    shared = find_shared_parts(task, model, tensors)
+                each = [task.losses(model, *one) for one in split_samples(tensors, output, shared)]
             except FedkeelError:
                 raise
             except Exception:  # one sample alone may be none of its own
@@ -178,8 +181,18 @@ def find_shared_outputs(task: Task) -> frozenset[int]:
         return frozenset()
     model = copy_trained(task.module)
     train_but_norms(model)
+    first = task.batch(int(task.clients.sizes.argmax()), np.zeros(1, np.int64)).tensors
+    return find_shared_parts(task, model, first)
+
+
+@torch.no_grad()
+def find_shared_parts(task: Task, model: nn.Module, tensors: Sample) -> frozenset[int]:
+    """Find the parts of an output that are as long for the first sample alone as for it twice."""
     with torch.random.fork_rng(devices=list_gpus(task.device)):
-        alone, pair = (_pytree.tree_leaves(task.try_first(count, model)) for count in (1, 2))
+        alone, pair = (
+            _pytree.tree_leaves(task.predict(model, tuple(t[:1].repeat_interleave(count, 0) for t in tensors)))
+            for count in (1, 2)
+        )
     both = enumerate(zip(alone, pair, strict=True))
     return frozenset(i for i, (one, two) in both if isinstance(one, Tensor) and one.shape == two.shape)
 
@@ -219,15 +232,14 @@ def find_whole_metrics(task: Task) -> frozenset[str]:
     return frozenset(found | {name for name, metric in asked.items() if gives_one_number(metric)})
 
 
-def split_samples(tensors: Sample, output: Any) -> Iterator[tuple[Sample, Any]]:
-    """Yield the samples and their outputs one by one; what has no axis of samples belongs to each."""
+def split_samples(tensors: Sample, output: Any, shared: Collection[int]) -> Iterator[tuple[Sample, Any]]:
+    """Yield the samples and their outputs one by one; what has no axis of samples, or is `shared`, belongs to each."""
+    parts, form = _pytree.tree_flatten(output)
     count = len(tensors[0])
+    mine = [i not in shared and isinstance(one, Tensor) and one.shape[:1] == (count,) for i, one in enumerate(parts)]
     for i in range(count):
-
-        def here(part: Any, i: int = i) -> Any:
-            return part[i : i + 1] if isinstance(part, Tensor) and part.shape[:1] == (count,) else part
-
-        yield tuple(map(here, tensors)), _pytree.tree_map(here, output)
+        here = [part[i : i + 1] if own else part for part, own in zip(parts, mine, strict=True)]
+        yield tuple(t[i : i + 1] for t in tensors), _pytree.tree_unflatten(here, form)
 
 
 def are_those_of(whole: Tensor, each: list[Tensor]) -> bool:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree
 
 from fedkeel.core.trees import Tree
+from fedkeel.data.clients import Sample
 from fedkeel.errors import ExperimentError, FedkeelError
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.module_state import copy_whole
 from fedkeel.problems.prepared_samples import PreparedSamples
+from fedkeel.problems.separability import PLAIN, find_shared_parts
 from fedkeel.problems.task import Scores, Task
 from fedkeel.randomness import seed_torch
 from fedkeel.text import in_one_line
@@ -47,8 +51,8 @@ class WholeMetrics:
         values = self.measure(self.workspace, params, buffers, split, names) if names else {}
 
         def of(part: Scores) -> Scores:
-            count = part["loss"][1]
-            return {name: (value * count, count) for name, value in values.items()}
+            size = part["loss"][1]
+            return {name: (value * size, size) for name, value in values.items()}
 
         return [part | of(part) for part in scores]
 
@@ -64,13 +68,7 @@ class WholeMetrics:
         tensors, output = tuple(map(torch.cat, zip(*parts, strict=True))), None
         if isinstance(model, nn.Module):
             model.eval()  # it trains nothing
-            outputs, counts = [task.predict(model, part) for part in parts], [part[0].shape[:1] for part in parts]
-
-            def join(*pieces: torch.Tensor) -> torch.Tensor:  # what has no axis of samples is the same in all
-                of_samples = [piece.shape[:1] for piece in pieces] == counts
-                return torch.cat(pieces) if of_samples else pieces[0]
-
-            output = _pytree.tree_map(join, *outputs)
+            output = join_outputs(task, model, parts)
         return {name: self.value(name, model, tensors, output) for name in names}
 
     def value(self, name: str, model: object, tensors: tuple[torch.Tensor, ...], output: torch.Tensor | None) -> float:
@@ -86,6 +84,23 @@ class WholeMetrics:
                 f"the metric {name!r} does not take all predictions: {type(error).__name__}: {in_one_line(error)}",
                 "it is called with the outputs and the targets of all samples, and returns one number",
             ) from error
+
+
+def join_outputs(task: Task, model: nn.Module, parts: Sequence[Sample]) -> Any:
+    """The model's output for all parts of a split; what has no axis of samples is the same in all of them."""
+    outputs, counts = [task.predict(model, part) for part in parts], [part[0].shape[:1] for part in parts]
+    several = len(parts) > 1 and not isinstance(outputs[0], torch.Tensor)
+    shared = find_shared_parts(task, model, parts[0]) if several else frozenset[int]()
+    places = count()
+
+    def join(*pieces: Any) -> Any:
+        place = next(places)
+        if isinstance(pieces[0], PLAIN):
+            return pieces[0]
+        of_samples = place not in shared and [piece.shape[:1] for piece in pieces] == counts
+        return torch.cat(pieces) if of_samples else pieces[0]
+
+    return _pytree.tree_map(join, *outputs)
 
 
 def are_finite(output: object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedkeel.problems.metrics import lower_is_better
@@ -48,8 +48,8 @@ class Content:
         return {"settings": [{"groups": group_data(setting)} for setting in self.settings]}
 
 
-def content(sources: Sequence[Source], target: float | None = None) -> Content:
-    groups = groups_of(sources)
+def content(sources: Sequence[Source], target: float | None = None, asked: Sequence[int] = ()) -> Content:
+    groups = [replace(group, asked=asked) for group in groups_of(sources)]
     tables, notes = label_tables(sources)
     settings = []
     for index, name in enumerate(dict.fromkeys(group.setting for group in groups)):

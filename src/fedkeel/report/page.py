@@ -45,12 +45,18 @@ STATIC = 'class="static"'  # of a chart of several settings, which no switch of 
 
 
 def write_report(
-    folders: Sequence[Path], file: Path, *, target: float | None = None, title: str | None = None
+    folders: Sequence[Path],
+    file: Path,
+    *,
+    target: float | None = None,
+    title: str | None = None,
+    asked: Sequence[int] = (),
 ) -> Content:
-    """Read run folders and write the page; what was read comes back, for figures."""
+    """Read run folders and write the page; what was read comes back, for figures. `asked` are the seeds of which each
+    method should have a run."""
     if not folders:
         raise RequestError("a report needs at least one run.", "give the folders that `fedkeel run` printed")
-    made = content([Source.read(folder) for folder in folders], target)
+    made = content([Source.read(folder) for folder in folders], target, asked)
     text = page(made, title)
     with writing(file, "choose another file with -o"):
         write_page(file, text)

@@ -168,12 +168,24 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs of one experiment that differ in their seeds alone; a line in every chart. `repeats` are left out."""
+    """Runs of one experiment that differ in their seeds alone; a line in every chart. `repeats` are left out; runs with
+    other seeds that were `asked` for have failed."""
 
     label: str
     setting: str
     runs: Sequence[Source]
     repeats: Sequence[Source] = ()
+    asked: Sequence[int] = ()
+
+    @property
+    def failed(self) -> list[int]:
+        """The seeds that were asked for and have no run."""
+        return sorted({*self.asked} - {run.seed for run in self.runs})
+
+    @property
+    def wanted(self) -> int:
+        """How many runs there should be."""
+        return len(self.runs) + len(self.failed)
 
     @property
     def measure(self) -> str | None:

@@ -7,7 +7,7 @@ from html import escape
 from itertools import product
 from operator import attrgetter, itemgetter
 
-from fedkeel.analysis.intervals import paired_interval
+from fedkeel.analysis.intervals import list_differences, paired_interval
 from fedkeel.problems.metrics import lower_is_better
 from fedkeel.report.content import Setting, group_id
 from fedkeel.report.series import RESULTS, Row, Spread
@@ -75,7 +75,9 @@ def summary(setting: Setting) -> str:
         f"{told}; it leads in none of these."
         for group in setting.groups
         for told in name_gaps(
-            group.label, [(run.seed, run.summarise(measure) | {"reported": run.reported}) for run in group.runs]
+            group.label,
+            [(run.seed, run.summarise(measure) | {"reported": run.reported}) for run in group.runs]
+            + [(seed, {}) for seed in group.failed],
         )
     ]
     notes = [note, *gaps, *differences(setting, measure), *edits, *repeats, *ended, *leaks]
@@ -99,7 +101,7 @@ def differences(setting: Setting, measure: str) -> list[str]:
     told = []
     for group, word in product(setting.groups[1:], ("reported number",) if reports else ("best", "last")):
         first = results(setting.groups[0], word)
-        both = [value - first[seeds] for seeds, value in results(group, word).items() if seeds in first]
+        both = list_differences(results(group, word), first)
         pairs = paired_interval(both) if both else None
         if pairs is not None and pairs.low is not None and pairs.high is not None:
             mean, low, high = (f"{scale * value:+.3g}" for value in (pairs.mean, pairs.low, pairs.high))
@@ -137,18 +139,16 @@ def cells(row: Row, measure: str, with_target: bool, leading: Sequence[Row | Non
         mean_cost(of_one_place(row, row.totals), SECONDS, duration),
         mean_cost(row.totals, lambda cost: cost.backward_passes, lambda n: f"{n:,.0f}".replace(",", " ")),
     ]
+    asked = row.group.wanted
     if with_target:
         reached = [cost for cost in row.to_target if cost is not None]
-        share = (
-            "" if len(reached) == len(row.to_target) else f" <small>({len(reached)} of {len(row.to_target)})</small>"
-        )
+        share = "" if len(reached) == asked else f" <small>({len(reached)} of {asked})</small>"
         for part, write in ((ROUNDS, write_rounds), (BYTES, byte_size), (SECONDS, duration)):
             text, value = mean_cost(of_one_place(row, row.to_target) if part is SECONDS else reached, part, write)
             costs.append((text + share if reached else "never", value))
     plain = [td(text, value) for text, value in costs]
     judged = [td(text, value, mark) for (text, value), mark in zip(found, marks, strict=True)]
-    asked = len(row.group.runs)
-    fewest = min((found.count for found in row.results.values() if found is not None), default=asked)
+    fewest = min((found.count for found in row.results.values() if found is not None), default=len(row.group.runs))
     return "".join([f"<td>{name}</td>", td(write_count(fewest, asked), asked), *judged, *plain])
 
 
@@ -163,7 +163,7 @@ def leaders(rows: Sequence[Row], measure: str, results: Sequence[str]) -> list[R
     found: list[Row | None] = []
     for name in results:
         known = [(spread, row) for row in rows if (spread := row.results[name]) is not None]
-        there = [(spread.mean, row) for spread, row in known if spread.count == len(row.group.runs)]
+        there = [(spread.mean, row) for spread, row in known if spread.count == row.group.wanted]
         found.append(better(there, key=itemgetter(0))[1] if len(there) > 1 else None)
     return found
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 import torch
@@ -19,6 +21,7 @@ from fedkeel.importing import Trust
 from fedkeel.methods import composition
 from fedkeel.testing.broken_law import BrokenLaw, hold
 from fedkeel.testing.trial import Trial, difference, sample_problem
+from fedkeel.text import in_one_line
 from fedkeel.written_values import read_toml
 
 CLOSE = 1e-9
@@ -122,33 +125,43 @@ def declared_bytes(trial: Trial) -> None:
         )
 
 
-def engine_agrees(trial: Trial, engine: str) -> None:
-    """Stacked clients learn what they would learn one by one; processes give the same bits."""
-    run = trial.run(engine=engine)
-    if engine == "processes":
-        hold(
-            same_bits(run.server, trial.plain.server),
-            f"{trial.name} gives other bits in the processes engine than in serial.",
-            "a rule must not read what a process has of its own: globals, the clock, a file",
-        )
-        return
-    far = difference(run, trial.plain)
+def stacked_agrees(trial: Trial) -> None:
+    """Stacked clients learn, report and remember what they would one by one, and so does the server."""
+    plain, alone = trial.watched
+    hint = "a rule that says stackable = True works along the last axis: tree.norm(), number[..., None] * vector"
+    try:
+        run, outcomes = trial.watch_stack()
+    except FedkeelError:
+        raise
+    except Exception as error:  # serial has trained it: what fails is the stack
+        what = f"{type(error).__name__}: {in_one_line(error)}"
+        raise BrokenLaw(f"{trial.name} can be trained in serial and not in the stacked engine: {what}", hint) from error
+    far = difference(run, plain)
     hold(
         far < CLOSE,
-        f"{trial.name} gives another model in the {engine} engine than in serial (they differ by {far:.2g}).",
-        "a rule that says stackable = True works along the last axis: tree.norm(), not tree.buffer.norm()",
+        f"{trial.name} gives another model in the stacked engine than in serial (they differ by {far:.2g}).",
+        hint,
     )
-
-
-def stacked_agrees(trial: Trial) -> None:
-    """Stacked clients learn what they would learn one by one."""
-    engine_agrees(trial, "stacked")
+    pairs = [("the server", run.server, plain.server)]
+    for mine, theirs in zip(chain(*outcomes), chain(*alone.outcomes), strict=True):
+        pairs += [("a report", mine.report, theirs.report), ("a client", mine.state, theirs.state)]
+    for owner, one, other in pairs:
+        for slot in sorted({*one, *other}):
+            hold(
+                slot in one and slot in other and are_close(one[slot], other[slot]),
+                f"{slot!r} of {owner} in {trial.name} is another in the stacked engine than in serial.",
+                hint,
+            )
 
 
 def processes_agree(trial: Trial) -> None:
     """Worker processes give the same bits."""
     if has_pools():
-        engine_agrees(trial, "processes")
+        hold(
+            same_bits(trial.run(engine="processes").server, trial.plain.server),
+            f"{trial.name} gives other bits in the processes engine than in serial.",
+            "a rule must not read what a process has of its own: globals, the clock, a file",
+        )
 
 
 def resumes(trial: Trial) -> None:
@@ -211,3 +224,11 @@ def same_bits(one: State, other: State) -> bool:
     """Whether two states have the same slots with the same bits."""
     mine, theirs = (tensors({slot: state[slot] for slot in sorted(state)}) for state in (one, other))
     return one.keys() == other.keys() and all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def are_close(one: Any, other: Any) -> bool:
+    """Whether two values of a slot are of one shape and equal up to the order of sums."""
+    mine, theirs = tensors(one), tensors(other)
+    return [slot.shape for slot in mine] == [slot.shape for slot in theirs] and all(
+        torch.allclose(a, b.to(a), CLOSE, CLOSE, equal_nan=True) for a, b in zip(mine, theirs, strict=True)
+    )

@@ -22,6 +22,7 @@ from fedkeel.engines.engine import ClientOutcome, Engine
 from fedkeel.engines.machine import CPU
 from fedkeel.engines.measure import Job
 from fedkeel.engines.serial import SerialEngine
+from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.errors import FedkeelError
 from fedkeel.methods import build
 from fedkeel.models.bottleneck import Bottleneck
@@ -112,6 +113,18 @@ class WatchingEngine(SerialEngine):
         return found._replace(tree=found.tree * torch.nan, loss=found.loss * torch.nan)
 
 
+class WatchingStack(StackedEngine):
+    """The stacked engine, which also keeps what clients reported."""
+
+    def __init__(self, job: Job):
+        super().__init__(job.task, job.method, job.training)
+        self.outcomes = list[list[ClientOutcome]]()
+
+    def train(self, *request: Any) -> list[ClientOutcome]:
+        self.outcomes.append(super().train(*request))
+        return self.outcomes[-1]
+
+
 class Watched(NamedTuple):
     """A run and the engine that trained its rounds; clients that are tuned at its end have another."""
 
@@ -150,6 +163,16 @@ class Trial:
 
         run = self.drive(self.experiment(problem, **changes), make)
         return Watched(run, made[0])
+
+    def watch_stack(self) -> tuple[Run, list[list[ClientOutcome]]]:
+        """Train with the stacked engine; also return what clients reported and remembered in each round."""
+        made: list[WatchingStack] = []
+
+        def make(job: Job) -> Engine:
+            made.append(WatchingStack(job))
+            return made[-1]
+
+        return self.drive(self.experiment(), make), made[0].outcomes
 
     @property
     def name(self) -> str:
