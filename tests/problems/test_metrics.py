@@ -96,6 +96,29 @@ def test_of_two_classes_one_may_be_missing():
         assert value_of("neg_log_loss", margin, target[some, None].to(kind)) == pytest.approx(expected, rel=1e-6)
 
 
+def test_chances_of_label_sets_are_scored_label_by_label():
+    """The mean over labels, of which each is two classes: a network that says yes to everything is a bad one."""
+    draw = torch.Generator().manual_seed(4)
+    held = torch.rand(40, 3, generator=draw) > torch.tensor([0.5, 0.7, 0.9])
+    output = torch.randn(40, 3, generator=draw, dtype=torch.float64) + held
+    chance, yes = output.sigmoid(), torch.full_like(output, 20.0)
+    log_loss = torch.nn.functional.binary_cross_entropy(chance, held.double())
+    base = held.double().mean(0).expand_as(chance)
+    d2 = [1 - theirs.log_loss(held[:, n], chance[:, n]) / theirs.log_loss(held[:, n], base[:, n]) for n in range(3)]
+    expected = {
+        "neg_log_loss": -float(log_loss),
+        "neg_brier_score": -float((chance - held.double()).square().mean()),
+        "d2_log_loss_score": np.mean(d2),
+    }
+    for name in expected.keys() & get_scorer_names():  # scikit-learn 1.4 has no d2
+        for target in (held, held.long(), held.float()):
+            assert value_of(name, output, target) == pytest.approx(expected[name], rel=1e-9), (name, target.dtype)
+            assert value_of(name, yes, target) < value_of(name, output, target), name
+    held[:, 1] = False
+    there = -float(torch.nn.functional.binary_cross_entropy(chance, held.double()))
+    assert value_of("neg_log_loss", output, held) == pytest.approx(there, rel=1e-9), "a label that no sample has"
+
+
 def test_a_scorer_is_only_called(monkeypatch):
     """A scorer is a function of an estimator, its samples and their targets; nothing else of it is public."""
     calls = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ LABELLED = ("log_loss", "brier", "roc_auc", "top_k")
 """What the names of scorers have in common that can be told of classes no sample has."""
 LABELLED_OF_TWO = ("neg_log_loss", "top_k")
 """The same where there are two classes: the others know them already, or have no value of one."""
+BY_LABEL = ("log_loss", "brier")
+"""What the names of scorers have in common that would take sets of labels for classes, one of which holds."""
 
 
 class Outputs(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -44,13 +47,15 @@ def score_sklearn(name: str, output: Tensor, target: Tensor) -> float:
     """Score as scikit-learn's scorer of that name does; of more than two classes its macro or one-versus-rest form.
 
     One output for zeros and ones says 1 where it is above 0, except to scorers of numbers, which take outputs as they
-    are. Of sets of labels it is the mean over labels; pixels count as samples. Not a number where the samples hold too
-    few classes for it.
+    are. Of sets of labels it is the mean over labels, but `accuracy` counts sets that are right as a whole; pixels
+    count as samples. Not a number where the samples hold too few classes for it.
     """
     if (scores := class_scores(output, target)) is not None:
         output, target = scores.flatten(0, -2), target.flatten()
     numbers = scores is None and any(word in name for word in NUMBERS)
     sets = not numbers and are_label_sets(output, target)
+    if sets and any(word in name for word in BY_LABEL):
+        return sum(map(partial(score_sklearn, name), output.unbind(1), target.unbind(1))) / output.shape[1]
     classes = output.shape[-1] if scores is not None or sets else 1
     many = {"roc_auc": "roc_auc" if sets else "roc_auc_ovr"}.get(name, f"{name}_macro")
     name = many if (classes > 2 or sets) and many in get_scorer_names() else name
