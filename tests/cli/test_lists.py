@@ -1,8 +1,10 @@
 """`methods`, `datasets`, `models`, `doctor`, `cite`, `export`: what they say is what there is."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -12,7 +14,7 @@ import fedkeel as fk
 from fedkeel.catalogue import cards
 from fedkeel.cli.doctor import list_extras
 from fedkeel.cli.estimate import estimate
-from fedkeel.data import import_from
+from fedkeel.data import import_from, load
 from fedkeel.runs.experiment import Experiment
 
 
@@ -153,6 +155,19 @@ def test_memory_counts_the_slots_of_server_and_clients():
     assert variates.total - plain.total == pytest.approx(states + variates.selected * model, abs=2)
     assert variates.clients == 20
     assert variates.likely == pytest.approx(20, abs=0.1)
+
+
+def test_memory_is_of_the_clients_that_a_natural_partition_keeps(monkeypatch):
+    """Thirty owners, whose numbers have gaps, of 3 to 32 samples."""
+    digits = load("digits")
+    owners = np.repeat(7 * np.arange(30), np.arange(3, 33))
+    few = replace(digits, groups=owners, train_labels=digits.train_labels[: len(owners)])
+    monkeypatch.setattr("fedkeel.cli.estimate.load", lambda name: few)
+    kept = {"natural": 30, "natural:most=4": 4, "natural:share=0.2": 6, "natural:min_size=30": 3,
+            "feature-shift:base=natural:most=4": 4}  # fmt: skip
+    for partition, clients in kept.items():
+        need = estimate(Experiment(dataset="digits", model="mlp", partition=partition, participation=1.0, rounds=1))
+        assert (need.clients, need.selected) == (clients, clients), partition
 
 
 def test_memory_of_texts():

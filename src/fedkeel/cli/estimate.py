@@ -26,7 +26,7 @@ from fedkeel.problems.task import Task
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.participation import share_of
 from fedkeel.runs.plan import Division, Plan
-from fedkeel.runs.prepare import cross_entropy, method_of
+from fedkeel.runs.prepare import cross_entropy, divide, method_of
 
 TREES = 4  # the model as it was given, its initial weights, its gradient by layer and joined
 CLIMB = 2  # the gradient at w and the point it leads to
@@ -73,7 +73,7 @@ def estimate(experiment: Experiment) -> Estimate:
     task = make_task(plan, plan.batch_size)
     method = method_of(plan, task)
     own = isinstance(plan.source, Problem)
-    everyone = int((task.clients.sizes > 0).sum()) if own else count_clients(plan.division)
+    everyone = int((task.clients.sizes > 0).sum()) if own else count_clients(plan)
     selected = max(1, int(share_of(plan.participation) * everyone + 1e-9))
     tree = task.initial.buffer.nbytes
     trees = TREES + CLIMB * any(phase.ascends for phase in method.phases)
@@ -154,9 +154,7 @@ def blank_problem(division: Division, samples: int) -> Problem:
     return Problem(model=model, loss=cross_entropy, clients=[batch], classes=card.classes, proxy=batch)
 
 
-def count_clients(division: Division) -> int:
+def count_clients(plan: Plan) -> int:
     """How many clients there are; where the data decide it, they must be here."""
-    if division.partition.clients is not None:
-        return division.partition.clients
-    data = load(division.dataset)
-    return 1 if data.groups is None else int(data.groups.max()) + 1
+    division = plan.division
+    return division.partition.clients or divide(plan, load(division.dataset)).clients
