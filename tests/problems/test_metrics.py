@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from inspect import Parameter, Signature
 from types import SimpleNamespace
 
 import numpy as np
@@ -223,6 +224,42 @@ def test_torchmetrics_by_name(monkeypatch):
     assert value_of("torchmetrics:MulticlassTop", output, target) == pytest.approx(3 * right)
     with pytest.raises(RequestError, match="no metric called: Nothing"):
         find_metrics("torchmetrics:Nothing")
+
+
+def test_torchmetrics_of_zeros_and_ones_gets_chances(monkeypatch):
+    """Stand-ins: it would take scores that all lie between 0 and 1 for chances. Numbers are compared as they are."""
+    seen = []
+
+    def stand_in(module, **takes):
+        def make(**told):
+            return lambda preds, target: seen.append((told, preds, target)) or 0.0
+
+        make.__module__ = f"torchmetrics.{module}"
+        parts = [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in takes.items()]
+        make.__signature__ = Signature(parts)
+        return make
+
+    kinds = SimpleNamespace(
+        BinaryTop=stand_in("classification.top", threshold=0.5),
+        MultilabelTop=stand_in("classification.top", num_labels=None),
+        Top=stand_in("classification.top", task=None, num_classes=None, num_labels=None),
+        MeanError=stand_in("regression.error"),
+    )
+    monkeypatch.setitem(sys.modules, "torchmetrics", SimpleNamespace(classification=kinds))
+    scores, held = torch.tensor([[0.1, 0.9], [0.4, 0.2], [0.3, 0.3]]), torch.tensor([[0, 1], [1, 1], [0, 0]])
+    one, labels = {"task": "binary"}, {"task": "multilabel", "num_labels": 2}
+    for output, target, task in ((scores[:, :1], held[:, :1], one), (scores[:, 0], held[:, 0], one),
+                                 (scores[:, :1], held[:, 0], one), (scores, held, labels)):  # fmt: skip
+        told = {"BinaryTop": (), "MultilabelTop": ("num_labels",) if task is labels else (), "Top": tuple(task)}
+        for kind in (torch.int64, torch.float32, torch.bool):
+            for name, words in told.items():
+                value_of(f"torchmetrics:{name}", output, target.to(kind))
+                found, preds, truth = seen.pop()
+                assert found == {word: task[word] for word in words}
+                assert torch.equal(preds, output.sigmoid().reshape(target.shape)), name
+                assert torch.equal(truth, target), name
+            value_of("torchmetrics:MeanError", output, target.to(kind))
+            assert torch.equal(seen.pop()[1], output)
 
 
 # ---- runs ----------------------------------------------------------------------------------------------------------

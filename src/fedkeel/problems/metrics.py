@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedkeel.errors import ExperimentError, RequestError, nearest
 from fedkeel.importing import Kind, Trust, look_up
-from fedkeel.problems.predictions import class_scores, keep_counted, probabilities
+from fedkeel.problems.predictions import are_answers, are_label_sets, class_scores, keep_counted, probabilities
 from fedkeel.typed_values import list_given
 
 Metric = Callable[..., Any]
@@ -156,7 +156,7 @@ def expected_calibration_error(output: Tensor, target: Tensor) -> float:
     """
     chances = probabilities(output, target)
     if class_scores(output, target) is None:
-        if chances.dim() != 1 or target.numel() != len(chances) or not ((target == 0) | (target == 1)).all():
+        if chances.dim() != 1 or not are_answers(chances, target):
             raise ValueError("it takes scores of several classes, or one output and targets 0 and 1")
         chances = torch.stack([1 - chances, chances], -1)
     confidence, predicted = chances.flatten(0, -2).max(-1)
@@ -195,10 +195,18 @@ def find_torchmetric(name: str) -> Callable[..., Any]:
 
 
 def score_torchmetrics(kind: Callable[..., Any], output: Tensor, target: Tensor) -> float:
-    """Score as a class of torchmetrics does, told how many classes there are."""
+    """Score as a class of torchmetrics does, told how many classes or labels there are.
+
+    Its metrics of classes get chances, because they take outputs for such if all lie between 0 and 1. The others
+    compare zeros and ones with outputs as they are.
+    """
+    told: dict[str, str | int] = {}
+    if (scores := class_scores(output, target)) is not None:
+        told = {"task": "multiclass", "num_classes": scores.shape[-1]}
+        output = probabilities(output, target).movedim(-1, 1)
+    elif kind.__module__.startswith("torchmetrics.classification") and are_answers(output, target):
+        sets = are_label_sets(output, target)
+        told = {"task": "multilabel", "num_labels": output.shape[1]} if sets else {"task": "binary"}
+        output, target = output.sigmoid().reshape(target.shape), target.to(torch.int64)
     takes = inspect.signature(kind).parameters
-    scores = class_scores(output, target)
-    is_class = scores is not None
-    options = {"task": "multiclass"} if "task" in takes else {}
-    sizes = {"num_classes": scores.shape[-1]} if scores is not None and ("num_classes" in takes or options) else {}
-    return float(kind(**options, **sizes)(probabilities(output, target).movedim(-1, 1) if is_class else output, target))
+    return float(kind(**{name: value for name, value in told.items() if name in takes})(output, target))

@@ -71,11 +71,16 @@ def keep_counted(output: Any, target: Tensor) -> tuple[Any, Tensor]:
     return (output, target) if scores is None or there is None or bool(there.all()) else (scores[there], target[there])
 
 
+def are_answers(output: Tensor, target: Tensor) -> bool:
+    """Whether targets are zeros and ones, and outputs are a score for each of them."""
+    return output.numel() == target.numel() and bool(((target == 0) | (target == 1)).all())
+
+
 def are_label_sets(output: Any, target: Tensor) -> bool:
     """Whether targets say of several labels which hold, and outputs are a score for each."""
     if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[1] < 2 or output.shape != target.shape:
         return False
-    return bool(((target == 0) | (target == 1)).all())
+    return are_answers(output, target)
 
 
 def probabilities(output: Tensor, target: Tensor) -> Tensor:
