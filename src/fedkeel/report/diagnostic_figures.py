@@ -99,7 +99,7 @@ def probe_charts(setting: Setting, kind: str) -> Iterator[Chart]:
     when = f"between clients, mean over {name_rounds([one.data['rounds'] for one in found])}"
     yield Chart(file, "spectrum", title, when, spectrum(found))
     over = shown(setting, lambda group: spectra(group, of=file))
-    note = "Dist(m) at the model that the round began with; logarithmic, lighter: farther apart"
+    note = "Dist(m) at the model that clients begin the round with; logarithmic, lighter: farther apart"
     yield Chart(f"{file}-by-round", "spectrum", f"{title}, by round", note, panels(over, bands_by_round, 0.45))
     for part, draw, note in (
         ("layers", by_layer, f"{when}; Dist(m), darker: farther apart"),
