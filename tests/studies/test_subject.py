@@ -359,6 +359,23 @@ def test_clients_of_a_server_that_sends_a_moved_model_begin_there(small, method,
             assert torch.allclose(ended, sent[name] + moves[name][row], rtol=1e-9, atol=1e-12)
 
 
+def test_a_client_whose_targets_are_all_ignored_has_no_accuracy(small):
+    """The summary is over the others; without others there is none."""
+
+    def run_on(clients):
+        problem = fk.Problem(model=small.model, loss=small.loss, clients=clients, test=small.test)
+        return fk.run(fk.Experiment(problem=problem, rounds=1, **FEW), engine="serial")
+
+    two = Subject(run_on(small.clients), clients=2).clients
+    run = run_on([(x, torch.full_like(y, -100) if i in two else y) for i, (x, y) in enumerate(small.clients)])
+    found, model = analyse(run, ["drift"])["drift"], Subject(run).model(run.server["params"])
+    expected = [None if i in two else accuracy_of(model, small.clients[i]) for i in found["clients"]]
+    assert found["accuracies"] == expected
+    assert found["accuracy_spread"]["mean"] == pytest.approx(np.mean([one for one in expected if one is not None]))
+    nobody = analyse(run, ["drift"], Extent(clients=2))["drift"]
+    assert (nobody["accuracies"], nobody["accuracy_spread"]) == ([None, None], None)
+
+
 def test_clients_whose_memory_is_not_kept_are_said_to_be_new(small, tmp_path):
     def notes_of(method, folder, **extent):
         exp = fk.Experiment(problem=small, method=method, rounds=2, **FEW)

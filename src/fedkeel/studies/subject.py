@@ -179,17 +179,17 @@ class Subject(Probe):
         return layer_features(module, *placed, **named)
 
     @torch.no_grad()
-    def accuracies(self) -> list[float] | None:
+    def accuracies(self) -> list[float | None] | None:
         """Measure the accuracy on its samples of the model that each client begins with; None where there are no
-        classes."""
+        classes, and for a client whose targets all name none."""
         if self.task.module is None:
             return None
-        found = []
+        found: list[float | None] = []
         for number, client in enumerate(self.clients):
             module = self.model(*self.begin(number))
             tensors = self.task.prepare(self.task.clients.rows(client, self.rows(client)))
             hits = find_hits(self.task.predict(module, tensors), tensors[-1])
             if hits is None:
                 return None
-            found.append(float(hits.to(torch.float64).mean()))
+            found.append(float(hits.to(torch.float64).mean()) if len(hits) else None)
         return found
