@@ -30,6 +30,16 @@ def test_cka_of_uncorrelated_and_of_constant_features_is_zero():
         constant = torch.full((samples, 3), 0.1, dtype=torch.float64)
         assert linear_cka(constant, constant) == 0
         assert linear_cka(features(samples, 3), constant) == 0
+    noise = (0.1 + 1e-8 * features(20, 3)).float()  # constant up to the rounding of float32
+    assert len(noise.unique()) > 1
+    assert linear_cka(noise, features(20, 3, 1)) == 0
+    assert linear_cka(0.1 + 1e-8 * features(20, 3), features(20, 3)) == pytest.approx(1, abs=1e-5)  # float64 has more
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_cka_of_short_numbers_sees_what_they_can_tell_apart(dtype):
+    signs = torch.tensor([[1.0], [-1.0], [-1.0], [1.0], [1.0]])
+    assert linear_cka((1 + 2 * torch.finfo(torch.bfloat16).eps * signs).to(dtype), signs) == pytest.approx(1)
 
 
 def test_cka_of_one_feature_is_the_squared_correlation():

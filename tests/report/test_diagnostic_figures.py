@@ -49,6 +49,17 @@ def test_names_that_only_look_like_a_spectrum_draw_nothing(tmp_path):
     assert probed(setting.groups[0], "gradient") is None
 
 
+@pytest.mark.parametrize(("measured", "drawn"), [([0.5, None, 0.25], [25, 50]), ([None], None), (None, None)])
+def test_clients_without_an_accuracy_are_not_drawn(tmp_path, measured, drawn):
+    folder = made_up(tmp_path / "a", rounds=2, tracked=False)
+    write_diagnostic(folder, "drift", {"round": 2, "clients": [0], "cosines": [[1.0]], "accuracies": measured})
+    charts = {chart.file: chart for chart in diagnostic_charts(setting_of(folder))}
+    assert ("client-accuracy" in charts) == (drawn is not None)
+    if drawn is not None:
+        (line,) = charts["client-accuracy"].figure.axes[0].lines
+        assert line.get_ydata() == pytest.approx(drawn)
+
+
 def test_rounds_in_words():
     assert name_rounds([[30], [30]]) == "round 30"
     assert name_rounds([[30, 60, 90, 120]]) == "rounds 30, 60, 90, 120"

@@ -90,7 +90,7 @@ def slopes_of_clients(problem, weights):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_spectra_of_gradients_and_perturbations_are_those_of_numpy(small, engine):
-    """∇f_k at the model that the round began with, taken here by autograd; SAM's perturbation is ρ g / ‖g‖."""
+    """∇f_k at the model that clients begin with, taken here by autograd; SAM's perturbation is ρ g / ‖g‖."""
     exp = experiment(small, method={"name": "fedsam", "rho": 0.3}, rounds=3, participation=1.0)
     track = tuple(f"{name}@3" for name in PROBES)
     run = fk.run(exp, engine=engine, dtype=torch.float64, keep_params=True, track=track)

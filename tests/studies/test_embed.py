@@ -86,6 +86,30 @@ def test_samples_are_features_of_the_server_and_of_the_clients(runs):
     assert found["client sample"].classes == labels[::3].tolist() * 3
 
 
+@pytest.mark.parametrize("ignored", [-100, 255])
+def test_samples_whose_target_is_ignored_are_of_no_class(small, ignored):
+    """They change nothing: the same points come of a test set without them."""
+    (x, y), loss = small.test, torch.nn.CrossEntropyLoss(ignore_index=ignored)
+    left = torch.where(torch.arange(len(y)) % 3 == 0, ignored, y)
+
+    def subject_of(*test):
+        problem = fk.Problem(model=small.model, loss=loss, clients=small.clients, test=test)
+        return Subject(fk.run(fk.Experiment(problem=problem, **SETTING), engine="serial"), clients=3)
+
+    marked, without = subject_of(x, left), subject_of(x[left == y], y[left == y])
+    found, expected = (gather_points(subject, Extent())["feature"] for subject in (marked, without))
+    assert (found.names, found.classes) == (expected.names, expected.classes)
+    assert torch.allclose(found.rows, expected.rows, atol=1e-6)
+    each = Extent(each="sample")
+    found, expected = (gather_points(subject, each) for subject in (marked, without))
+    assert sorted(found["sample"].classes) == sorted(expected["sample"].classes)
+    assert found["client sample"].rows.shape == expected["client sample"].rows.shape
+    nothing = subject_of(x, torch.full_like(y, ignored))
+    assert gather_points(nothing, Extent())["feature"].classes is None
+    with pytest.raises(fk.RequestError, match="no classes"):
+        gather_points(nothing, each)
+
+
 def test_problems_without_classes_or_layers_say_what_they_lack(toy):
     run = fk.run(fk.Experiment(problem=toy, rounds=1, batch_size=1, participation=1.0))
     with pytest.raises(fk.RequestError, match="no layer") as error:

@@ -336,6 +336,46 @@ def test_clients_that_keep_running_statistics_are_looked_at_with_their_own(small
         analyse(fk.run(exp, engine="serial"), ["cka"])
 
 
+@pytest.mark.parametrize("method", ["fedgloss", "fednsam@released"])
+def test_clients_of_a_server_that_sends_a_moved_model_begin_there(small, method, tmp_path):
+    """What the subject says of clients is what happens in the next round of a longer run."""
+    seen, exact = [], {"dtype": torch.float64, "engine": "serial"}
+    exp = fk.Experiment(problem=small, method=method, rounds=2, **FEW)
+    fk.run(exp.with_(rounds=3), track=lambda one: seen.append(one) or {}, **exact)
+    subject, last = Subject(fk.run(exp, out=tmp_path / "run", **exact)), seen[-1]
+    sent, moves = last.message["params"], last.reports["delta"]
+    assert float((sent - subject.params).norm()) > 1e-3
+    accuracies = subject.accuracies()
+    for number, client in enumerate(subject.clients):
+        assert torch.equal(subject.begin(number)[0].buffer, sent.buffer)
+        x, y = small.clients[client][0].double(), small.clients[client][1]
+        begun, row = subject.model(sent), last.probe.clients.index(client)
+        assert accuracies[number] == pytest.approx(accuracy_of(begun, (x, y)))
+        torch.nn.functional.cross_entropy(begun(x), y).backward()
+        for name, weight in begun.named_parameters():
+            for found in (subject.gradients[name][number], last.probe.gradients[name][row]):
+                assert torch.allclose(found, weight.grad, rtol=1e-9, atol=1e-12)
+        for name, ended in subject.local_models[number].named_parameters():
+            assert torch.allclose(ended, sent[name] + moves[name][row], rtol=1e-9, atol=1e-12)
+
+
+def test_a_client_whose_targets_are_all_ignored_has_no_accuracy(small):
+    """The summary is over the others; without others there is none."""
+
+    def run_on(clients):
+        problem = fk.Problem(model=small.model, loss=small.loss, clients=clients, test=small.test)
+        return fk.run(fk.Experiment(problem=problem, rounds=1, **FEW), engine="serial")
+
+    two = Subject(run_on(small.clients), clients=2).clients
+    run = run_on([(x, torch.full_like(y, -100) if i in two else y) for i, (x, y) in enumerate(small.clients)])
+    found, model = analyse(run, ["drift"])["drift"], Subject(run).model(run.server["params"])
+    expected = [None if i in two else accuracy_of(model, small.clients[i]) for i in found["clients"]]
+    assert found["accuracies"] == expected
+    assert found["accuracy_spread"]["mean"] == pytest.approx(np.mean([one for one in expected if one is not None]))
+    nobody = analyse(run, ["drift"], Extent(clients=2))["drift"]
+    assert (nobody["accuracies"], nobody["accuracy_spread"]) == ([None, None], None)
+
+
 def test_clients_whose_memory_is_not_kept_are_said_to_be_new(small, tmp_path):
     def notes_of(method, folder, **extent):
         exp = fk.Experiment(problem=small, method=method, rounds=2, **FEW)

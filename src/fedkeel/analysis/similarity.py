@@ -17,8 +17,7 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
     """
     if len(x) != len(y) or len(x) < 2:
         raise RequestError(f"CKA compares features of the same samples, at least two: {len(x)} and {len(y)}.")
-    x, y = (z.flatten(1).to(torch.float64) for z in (x, y))
-    x, y = centred(x), centred(y)
+    x, y = centred(x.flatten(1)), centred(y.flatten(1))
     if max(x.shape[1], y.shape[1]) > len(x):  # the same numbers through samples × samples, when that is smaller
         a, b = x @ x.mT, y @ y.mT
         alike, scale = (a * b).sum(), a.norm() * b.norm()
@@ -28,10 +27,10 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
 
 
 def centred(features: Tensor) -> Tensor:
-    """Features less their means; exactly 0 where one is constant up to rounding."""
-    mean = features.mean(0)
-    rest = features - mean
-    rounding = 10 * torch.finfo(features.dtype).eps * features.abs().amax(0)
+    """Features less their means, in float64; exactly 0 where one is constant up to its rounding in float32 or 64."""
+    eps = torch.finfo(torch.promote_types(features.dtype, torch.float32)).eps
+    features = features.to(torch.float64)
+    rest, rounding = features - features.mean(0), 10 * eps * features.abs().amax(0)
     return torch.where(rest.abs().amax(0) > rounding, rest, 0.0)
 
 

@@ -60,7 +60,7 @@ def diagnostic_charts(setting: Setting) -> Iterator[Chart]:
     if found := shown(setting, diagnostic("drift")):
         note = f"between clients, after round {found[0].data['round']}"
         yield Chart("update-cosines", "drift", "Update cosines", note, panels(found, cosines))
-        if served := [one for one in found if one.data["accuracies"]]:
+        if served := [one for one in found if list_accuracies(one.data)]:
             note = f"of the {name_model(served)}; clients from the worst served to the best"
             title = "Accuracy on each client's own samples"
             yield Chart("client-accuracy", "clients", title, note, accuracies(served))
@@ -99,7 +99,7 @@ def probe_charts(setting: Setting, kind: str) -> Iterator[Chart]:
     when = f"between clients, mean over {name_rounds([one.data['rounds'] for one in found])}"
     yield Chart(file, "spectrum", title, when, spectrum(found))
     over = shown(setting, lambda group: spectra(group, of=file))
-    note = "Dist(m) at the model that the round began with; logarithmic, lighter: farther apart"
+    note = "Dist(m) at the model that clients begin the round with; logarithmic, lighter: farther apart"
     yield Chart(f"{file}-by-round", "spectrum", f"{title}, by round", note, panels(over, bands_by_round, 0.45))
     for part, draw, note in (
         ("layers", by_layer, f"{when}; Dist(m), darker: farther apart"),
@@ -176,7 +176,12 @@ def spectrum(found: Sequence[Shown], bands: Sequence[tuple[str, str]] = BANDS) -
 
 def accuracies(found: Sequence[Shown]) -> Figure:
     words = "client, by accuracy", "accuracy on its own samples (%)"
-    return lines(found, lambda data: [100 * v for v in sorted(data["accuracies"])], xlabel=words[0], ylabel=words[1])
+    return lines(found, list_accuracies, xlabel=words[0], ylabel=words[1])
+
+
+def list_accuracies(data: Any) -> list[float]:
+    """The accuracies of those clients that have one, in %, from the worst."""
+    return sorted(100 * value for value in data["accuracies"] or () if value is not None)
 
 
 def group_accuracies(found: Sequence[Shown]) -> Figure:

@@ -35,7 +35,7 @@ class Seen(NamedTuple):
     """A round as an observer sees it: reports are stacked in client order, the server has made its step.
 
     `states`: what each of the clients remembers of the round, in the same order. `probe`: the same clients before the
-    round, for their gradients at the model that the round began with. `rounds`: of the whole run.
+    round, for their gradients at the model that they begin the round with. `rounds`: of the whole run.
     """
 
     round: int  # counted from 1
@@ -72,7 +72,7 @@ def observe_spectrum(seen: Seen) -> dict[str, float]:
 
 
 def observe_probe(kind: str, seen: Seen) -> dict[str, float]:
-    """Measure the spectrum of the clients' gradients or perturbations at the model that the round began with.
+    """Measure the spectrum of the clients' gradients or perturbations at the model that they begin the round with.
 
     Dist(m), Std(m) and the variance across clients in ten bands, Dist(m) of each layer, and how far each client is from
     the mean; on at most 1 000 samples of a client. Nothing for a single client, and where a method does not perturb.

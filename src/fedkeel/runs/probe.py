@@ -29,10 +29,11 @@ SAMPLES = 1000  # of a client, at most
 
 
 class Probe:
-    """A few clients at the server's model, before the round of that number (from 0); nothing that it does is kept.
+    """A few clients at the model that the server sends, before the round of that number (from 0).
 
-    At most `samples` of each client's data are looked at. Which ones depends on the experiment's partition seed alone,
-    so that methods are compared on the same samples. `recall` says what a client remembers.
+    Nothing that it does is kept. At most `samples` of each client's data are looked at. Which ones depends on the
+    experiment's partition seed alone, so that methods are compared on the same samples. `recall` says what a client
+    remembers.
     """
 
     def __init__(
@@ -100,18 +101,23 @@ class Probe:
         with torch.enable_grad():
             return stack([gradient(self.loss_of(client), self.begin(i)[0]) for i, client in enumerate(self.clients)])
 
+    @cached_property
+    def message(self) -> State:
+        """What the server sends. Clients begin with its "params": w_t, unless a rule sends another model."""
+        return broadcast(self.method, self.server)
+
     def begin(self, number: int) -> tuple[Tree, Tree | None]:
         """Return the model that a client begins with, and its buffers."""
-        return self.complete(self.params, self.states[number])
+        return self.complete(self.message["params"], self.states[number])
 
     def complete(self, params: Tree, state: State | None) -> tuple[Tree, Tree | None]:
         """Put the layers and buffers that a client keeps to itself in the place of the server's."""
         if not (self.private or self.keeps_buffers):
             return params, self.buffers
-        own, message = client_state(self.method, self.task, state), broadcast(self.method, self.server)
+        own = client_state(self.method, self.task, state)
         buffers = own["buffers"] if self.keeps_buffers else self.buffers
         for rule in self.method.personal:
-            params, own = rule.start(params, own, message)
+            params, own = rule.start(params, own, self.message)
         return params, buffers
 
     @cached_property
@@ -146,9 +152,8 @@ class Probe:
         lr = self.params.scalar(self.plan.lr_at(self.round))
         second = torch.ones((), dtype=torch.int64)
         of = step_keys(self.plan.training, self.round, client, 0, 1, self.task.device)[0]
-        message = broadcast(self.method, self.server)
         params = self.begin(number)[0]
-        at = Local(params, params, message, slope, lr, second, self.params.scalar(2.0), of)
+        at = Local(params, params, self.message, slope, lr, second, self.params.scalar(2.0), of)
         state = client_state(self.method, self.task, self.states[number])
         tree = slope if self.ascending.ascends else self.params.zeros()
         return apply_chain(self.ascending.perturb, tree, state, at)[0]

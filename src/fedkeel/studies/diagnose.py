@@ -55,12 +55,13 @@ def measure_spectrum(subject: Subject, extent: Extent) -> dict[str, Any]:
 def measure_drift(subject: Subject, extent: Extent) -> dict[str, Any]:
     """Measure how far the clients move in one more round, how much they agree, and how well the model serves each."""
     accuracies = subject.accuracies()
+    known = [one for one in accuracies or () if one is not None]
     return {
         "clients": subject.clients,
         "lengths": subject.updates.norm().tolist(),
         "cosines": cosines(subject.updates).tolist(),
         "accuracies": accuracies,
-        "accuracy_spread": None if not accuracies else asdict(accuracy_spread(accuracies)),
+        "accuracy_spread": asdict(accuracy_spread(known)) if known else None,
     } | drift(subject.updates).named()
 
 

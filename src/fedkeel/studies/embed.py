@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedkeel.analysis.embedding import pca, separation, spread, tsne
 from fedkeel.core.trees import Tree
 from fedkeel.errors import RequestError, require_known
+from fedkeel.problems.predictions import COUNTED, measure_hits
 from fedkeel.randomness import key
 from fedkeel.studies.extent import Extent
 from fedkeel.studies.subject import Subject
@@ -85,10 +86,19 @@ def gather_samples(subject: Subject, extent: Extent) -> dict[str, Points]:
     }
 
 
+@torch.no_grad()
 def test_inputs(subject: Subject, extent: Extent) -> tuple[list[Tensor], Tensor | None]:
-    """The inputs of common test samples, and their classes where they have one each."""
-    *inputs, labels = subject.test_samples(min(extent.samples, MOST))
-    return inputs or [labels], labels if labels.dim() == 1 and not labels.is_floating_point() else None
+    """The inputs of common test samples, and their classes where they have one each.
+
+    Samples whose target names no class are left out; where all are such, samples have no classes.
+    """
+    samples = subject.test_samples(min(extent.samples, MOST))
+    labels, inputs = samples[-1], samples[:-1] or samples
+    if labels.dim() != 1 or labels.is_floating_point():
+        return [*inputs], None
+    output = subject.task.predict(subject.model(subject.params), samples)
+    there = measure_hits(output, labels).get(COUNTED, torch.ones_like(labels, dtype=torch.bool))
+    return ([one[there] for one in inputs], labels[there]) if there.any() else ([*inputs], None)
 
 
 def take_layer(subject: Subject, module: nn.Module, inputs: Sequence[Tensor], name: str | None) -> Tensor:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from fedkeel.analysis.curvature import LossParts
 from fedkeel.analysis.similarity import layer_features
-from fedkeel.core.round import broadcast
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree, stack
 from fedkeel.data.clients import Rows, Sample
@@ -131,8 +130,7 @@ class Subject(Probe):
     def describe_clients(self) -> list[str]:
         """Say what clients begin with that is not of this model."""
         told = ["clients are taken as new: what they remembered at this model is not kept"] * self.forgotten
-        message = broadcast(self.method, self.server)
-        more = message.keys() - {"params", "buffers"} or message["params"] is not self.params
+        more = self.message.keys() - {"params", "buffers"} or self.message["params"] is not self.params
         return told + ["what the server sends beside this model is of the run's last round"] * bool(self.stale and more)
 
     def describe_server(self) -> list[str]:
@@ -146,12 +144,11 @@ class Subject(Probe):
         if self.private:
             self.require_own_parts()
         engine = SerialEngine(self.task, self.method, self.plan.training)
-        message, lr = broadcast(self.method, self.server), self.plan.lr_at(self.round)
-        return engine.train(message, self.round, lr, self.clients, self.states)
+        return engine.train(self.message, self.round, self.plan.lr_at(self.round), self.clients, self.states)
 
     @cached_property
     def updates(self) -> Tree:
-        """w_i − w_t after one more round of local training of each client, stacked; of the layers that are sent."""
+        """w_i less the model sent after one more round of local training, stacked; of the layers that are sent."""
         return stack([outcome.report["delta"] for outcome in self.outcomes])
 
     # ---- models --------------------------------------------------------------------------------------------------
@@ -170,9 +167,9 @@ class Subject(Probe):
     def local_models(self) -> list[nn.Module]:
         """Each client's model after one more round of local training, with what it keeps to itself."""
         self.require_own_parts()
-        layout = self.updates.layout
-        start = self.params.only(layout)
-        moved = [self.params | (start + Tree(row, layout)) for row in self.updates.buffer]
+        layout, sent = self.updates.layout, self.message["params"]
+        start = sent.only(layout)
+        moved = [sent | (start + Tree(row, layout)) for row in self.updates.buffer]
         pairs = zip(moved, self.outcomes, strict=True)
         return [self.model(*self.complete(params, outcome.state)) for params, outcome in pairs]
 
@@ -182,17 +179,17 @@ class Subject(Probe):
         return layer_features(module, *placed, **named)
 
     @torch.no_grad()
-    def accuracies(self) -> list[float] | None:
+    def accuracies(self) -> list[float | None] | None:
         """Measure the accuracy on its samples of the model that each client begins with; None where there are no
-        classes."""
+        classes, and for a client whose targets all name none."""
         if self.task.module is None:
             return None
-        found = []
+        found: list[float | None] = []
         for number, client in enumerate(self.clients):
             module = self.model(*self.begin(number))
             tensors = self.task.prepare(self.task.clients.rows(client, self.rows(client)))
             hits = find_hits(self.task.predict(module, tensors), tensors[-1])
             if hits is None:
                 return None
-            found.append(float(hits.to(torch.float64).mean()))
+            found.append(float(hits.to(torch.float64).mean()) if len(hits) else None)
         return found
