@@ -1,5 +1,6 @@
 """Metrics: what scikit-learn and others compute of all predictions, the same on every engine and for every client."""
 
+import functools
 import sys
 from dataclasses import replace
 from inspect import Parameter, Signature
@@ -8,8 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from for_each import for_each
 from sklearn import metrics as theirs
 from sklearn.metrics import get_scorer_names
+from torch import nn
+from torch.nn import functional as F
 
 import fedkeel as fk
 from fedkeel.errors import ExperimentError, RequestError
@@ -447,3 +451,26 @@ def test_what_is_no_metric_is_refused_in_a_line():
     own = replace(small_problem(), model=torch.nn.Linear(6, 1), loss=lambda o, t: (o[:, 0] - t) ** 2)
     with pytest.raises(ExperimentError, match="'ece' does not take all predictions: ValueError"):
         fk.run(experiment(own, rounds=1), engine="serial", metrics="ece")
+
+
+@for_each("loss", [nn.BCELoss(), functools.partial(F.binary_cross_entropy), F.binary_cross_entropy])
+def test_named_metrics_read_outputs_as_the_loss_does(loss):
+    """A network that ends in a sigmoid is scored as the same network without; metrics of numbers see chances."""
+    x = torch.linspace(-2, 2, 40, dtype=torch.float64)[:, None]
+    y = (x[:, 0] > 0.3).double()
+
+    def measured(end, loss, names):
+        network = nn.Sequential(nn.Linear(1, 1), end, nn.Flatten(0)).double()
+        nn.init.constant_(network[0].weight, 1.5)
+        nn.init.constant_(network[0].bias, -0.2)
+        problem = fk.Problem(model=network, loss=loss, clients=[(x, y)], test=(x, y), metrics=names)
+        record = fk.run(fk.Experiment(problem=problem, rounds=1, batch_size=40, epochs=1, lr=0.5), engine="serial")
+        return record.records[-1].extra | {"accuracy": record.records[-1].accuracy}
+
+    names = ["accuracy", "f1", "auc", "ece", "neg_log_loss"]
+    plain, ended = measured(nn.Identity(), nn.BCEWithLogitsLoss(), names), measured(nn.Sigmoid(), loss, names)
+    for name in names:
+        assert ended[name] == pytest.approx(plain[name], abs=1e-6), name
+    assert plain["accuracy"] > 0.9
+    error = measured(nn.Sigmoid(), loss, ["neg_mean_squared_error"])["neg_mean_squared_error"]
+    assert -0.25 < error < 0

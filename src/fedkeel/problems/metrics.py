@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from fedkeel.errors import ExperimentError, RequestError, nearest
 from fedkeel.importing import Kind, Trust, look_up
@@ -30,15 +31,28 @@ TAKEN = ("loss", "round", "selected", "drift", "backward_passes", "bytes_down", 
 
 @dataclass(frozen=True)
 class NamedMetric:
-    """A function of all predictions and all targets, on the host; of targets that name no class it hears nothing."""
+    """A function of all predictions and all targets, on the host; of targets that name no class it hears nothing.
+
+    Functions of classes read outputs as scores before a sigmoid. Where outputs are `chances`, they get such scores.
+    """
 
     name: str
     function: Callable[[Tensor, Tensor], float]
+    of_classes: bool = True
+    chances: bool = False
     whole: ClassVar[bool] = True
 
     def __call__(self, output: Tensor, target: Tensor) -> float:
         output, target = keep_counted(output.detach().cpu(), target.cpu())
+        if self.chances and self.of_classes and are_answers(output, target):
+            output = output.to(torch.float64).logit()
         return float(self.function(output, target)) if target.numel() else float("nan")
+
+
+def read_as_loss(metric: Metric, loss: Callable[..., Any]) -> Metric:
+    """Let a named metric read outputs as the loss does: PyTorch's binary cross-entropy without logits takes chances."""
+    taken = isinstance(loss, nn.BCELoss) or getattr(loss, "func", loss) is functional.binary_cross_entropy
+    return replace(metric, chances=True) if taken and isinstance(metric, NamedMetric) else metric
 
 
 def find_metrics(given: Given, trust: Trust = Trust.TYPED) -> dict[str, Metric]:
@@ -82,7 +96,8 @@ def find_metric(given: str | Metric, trust: Trust) -> Metric:
     if given in PLAIN:
         return NamedMetric(given, PLAIN[given])
     if given.startswith(TORCHMETRICS):
-        return NamedMetric(given, partial(score_torchmetrics, find_torchmetric(given.removeprefix(TORCHMETRICS))))
+        kind = find_torchmetric(given.removeprefix(TORCHMETRICS))
+        return NamedMetric(given, partial(score_torchmetrics, kind), is_of_classes(kind))
     if ":" in given:
         return look_up(given, OWN, trust)
     from sklearn.metrics import get_scorer_names
@@ -92,9 +107,10 @@ def find_metric(given: str | Metric, trust: Trust) -> Metric:
         raise RequestError(
             f"no metric is called: {given}", nearest(given, known, "metrics, besides torchmetrics:NAME and module:name")
         )
-    from fedkeel.problems.scorers import score_sklearn
+    from fedkeel.problems.scorers import compares_numbers, score_sklearn
 
-    return NamedMetric(given, partial(score_sklearn, "roc_auc" if given == "auc" else given))
+    scored = partial(score_sklearn, "roc_auc" if given == "auc" else given)
+    return NamedMetric(given, scored, not compares_numbers(given))
 
 
 LOWER = frozenset((
@@ -194,6 +210,11 @@ def find_torchmetric(name: str) -> Callable[..., Any]:
     return found
 
 
+def is_of_classes(kind: Callable[..., Any]) -> bool:
+    """Whether a class of torchmetrics compares classes, not numbers."""
+    return kind.__module__.startswith("torchmetrics.classification")
+
+
 def score_torchmetrics(kind: Callable[..., Any], output: Tensor, target: Tensor) -> float:
     """Score as a class of torchmetrics does, told how many classes or labels there are.
 
@@ -204,7 +225,7 @@ def score_torchmetrics(kind: Callable[..., Any], output: Tensor, target: Tensor)
     if (scores := class_scores(output, target)) is not None:
         told = {"task": "multiclass", "num_classes": scores.shape[-1]}
         output = probabilities(output, target).movedim(-1, 1)
-    elif kind.__module__.startswith("torchmetrics.classification") and are_answers(output, target):
+    elif is_of_classes(kind) and are_answers(output, target):
         sets = are_label_sets(output, target)
         told = {"task": "multilabel", "num_labels": output.shape[1]} if sets else {"task": "binary"}
         output, target = output.sigmoid().reshape(target.shape), target.to(torch.int64)

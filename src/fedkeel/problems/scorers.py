@@ -43,6 +43,10 @@ class Outputs(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.stack([1 - chance, chance], -1) if chance.ndim == 1 else chance
 
 
+def compares_numbers(name: str) -> bool:
+    return any(word in name for word in NUMBERS)
+
+
 def score_sklearn(name: str, output: Tensor, target: Tensor) -> float:
     """Score as scikit-learn's scorer of that name does; of more than two classes its macro or one-versus-rest form.
 
@@ -52,7 +56,7 @@ def score_sklearn(name: str, output: Tensor, target: Tensor) -> float:
     """
     if (scores := class_scores(output, target)) is not None:
         output, target = scores.flatten(0, -2), target.flatten()
-    numbers = scores is None and any(word in name for word in NUMBERS)
+    numbers = scores is None and compares_numbers(name)
     sets = not numbers and are_label_sets(output, target)
     if sets and any(word in name for word in BY_LABEL):
         return sum(map(partial(score_sklearn, name), output.unbind(1), target.unbind(1))) / output.shape[1]

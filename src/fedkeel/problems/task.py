@@ -18,6 +18,7 @@ from fedkeel.data.prepare import widen_labels
 from fedkeel.errors import DataError, ExperimentError
 from fedkeel.problems import module_state
 from fedkeel.problems.calling import as_given, call_mixed, call_network, find_classifier, note_inputs, read_features
+from fedkeel.problems.metrics import read_as_loss
 from fedkeel.problems.module_state import Place
 from fedkeel.problems.predictions import COUNTED, measure_hits, weigh_means
 from fedkeel.problems.problem import Problem, digest_tensors
@@ -90,7 +91,8 @@ class Task:
         self.own_loss = module_state.place_function(problem.loss, place)
         self.mean_loss: Callable[..., Tensor] = getattr(problem.loss, "batch_mean", self.own_loss)
         self.mean_loss = self.mean_loss if ignored is None else partial(leave_out, self.mean_loss, ignored)
-        self.metrics = {name: module_state.place_function(metric, place) for name, metric in problem.metrics.items()}
+        metrics = {name: read_as_loss(metric, problem.loss) for name, metric in problem.metrics.items()}
+        self.metrics = {name: module_state.place_function(metric, place) for name, metric in metrics.items()}
         self.initial = self._read_weights()
         self.buffers = None if self.module is None else module_state.read_buffers(self.module, self.start)
         self.counters = module_state.read_counters(self.module)
