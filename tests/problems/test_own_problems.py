@@ -607,6 +607,20 @@ def test_a_wrong_client_that_has_not_trained_yet_is_told_by_name(engine):
         fk.run(fk.Experiment(problem=problem, rounds=2, participants=[[8], [9]], epochs=1), engine=engine)
 
 
+def test_labels_of_rows_that_are_read_are_refused_before_the_loss_meets_them():
+    """A GPU that meets such a label cannot be used any more."""
+    loss = nn.CrossEntropyLoss(ignore_index=-1)
+    rows = OneWrong(lambda n: (torch.ones(n, 3), torch.full((n,), 7)))
+    task = Task(fk.Problem(model=nn.Linear(3, 2), loss=loss, clients=rows, tests=rows))
+    with pytest.raises(fk.DataError, match="the data of client 9 hold the label 7, but the model has 2 outputs"):
+        task.batch(9, np.zeros(1, np.int64))
+    with pytest.raises(fk.DataError, match="the test data of client 9 hold the label 7"):
+        task.read_part(next(task.parts("client 9")))
+    task.batch(8, np.zeros(1, np.int64))
+    rows.wrong = lambda n: (torch.ones(n, 3), torch.full((n,), -1))  # the loss takes it
+    task.batch(9, np.zeros(1, np.int64))
+
+
 def test_an_error_that_rows_do_not_explain_stays_as_it_is():
     class Moody(nn.Linear):
         def forward(self, given):

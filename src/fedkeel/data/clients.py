@@ -186,12 +186,16 @@ def check_names(named: Mapping[str, tuple[str, ...] | None]) -> None:
             )
 
 
+class UnequalSamplesError(DataError):
+    """Samples differ in shape, so they cannot be seen at once."""
+
+
 def join_rows(of_clients: Sequence[Tensor]) -> Tensor:
     """Put the rows of clients one behind the other; refuse samples of unequal shape."""
     shapes = {tuple(part.shape[1:]) for part in of_clients}
     if len(shapes) > 1:
         some = " and ".join(map(str, sorted(shapes)[:2]))
-        raise DataError(
+        raise UnequalSamplesError(
             f"the samples of clients differ in shape, so they cannot be stacked: {some}.",
             "pad them to one length, or use --engine serial",
         )

@@ -16,9 +16,12 @@ from fedkeel.data.clients import (
     ClientData,
     DerivedClients,
     HeldOut,
+    Rows,
+    Sample,
     SharedClients,
     TensorClients,
     in_memory,
+    is_at_hand,
     to_tensors,
 )
 from fedkeel.errors import DataError, ExperimentError, RunError
@@ -220,3 +223,45 @@ def check_labels_of_gpu(task: Task) -> None:
     """Refuse labels out of range before a loss meets them on a GPU, which nobody could use after that."""
     if task.device.type == "cuda":
         check_labels_that_fit(task, {"the training data": task.clients})
+
+
+class WatchedLabels(DerivedClients):
+    """Clients that are read when their turn comes; labels that the loss does not take are refused as they are read.
+
+    A GPU that met one could not be used any more.
+    """
+
+    def __init__(self, clients: ClientData, task: Task, whose: str):
+        self.unwatched, self.sizes, self.sources, self.task, self.whose = clients, clients.sizes, [clients], task, whose
+        self.taken, self.tries = torch.empty(0, dtype=torch.int64), False
+
+    def rows(self, client: int, rows: Rows) -> Sample:
+        sample = self.unwatched.rows(client, rows)
+        if self.tries or not all(isinstance(part, Tensor) for part in sample):  # a try reads rows, too
+            return sample
+        given = TensorClients([sample])
+        labels = read_labels(given)
+        if labels is None or bool(torch.isin(labels, self.taken).all()):
+            return sample
+        self.tries = True
+        try:
+            check_labels_that_fit(self.task, {self.whose.format(client): given})
+        finally:
+            self.tries = False
+        self.taken = torch.cat([self.taken, labels]).unique()
+        return sample
+
+
+def watch_labels(task: Task) -> None:
+    """Watch the labels of data that nobody has looked at before training begins."""
+    words = {"clients": "the data of client {}", "validation": "the validation share of client {}",
+             "test": "the test set", "tests": "the test data of client {}"}  # fmt: skip
+    for name, whose in words.items():
+        data: ClientData | None = getattr(task, name)
+        if data is not None and not is_at_hand(data):
+            setattr(task, name, WatchedLabels(data, task, whose))
+
+
+def unwatch(data: ClientData) -> ClientData:
+    """The data as they were given."""
+    return data.unwatched if isinstance(data, WatchedLabels) else data

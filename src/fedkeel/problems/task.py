@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from fedkeel.core.objectives import Given, Objective
 from fedkeel.core.trees import Tree
-from fedkeel.data.clients import ClientData, Rows, Sample, hold_out
+from fedkeel.data.clients import ClientData, Rows, Sample, UnequalSamplesError, hold_out
 from fedkeel.data.prepare import widen_labels
-from fedkeel.errors import DataError, ExperimentError
+from fedkeel.errors import ExperimentError
 from fedkeel.problems import module_state
 from fedkeel.problems.calling import as_given, call_mixed, call_network, find_classifier, note_inputs, read_features
 from fedkeel.problems.metrics import read_as_loss
@@ -24,7 +24,7 @@ from fedkeel.problems.predictions import COUNTED, measure_hits, weigh_means
 from fedkeel.problems.problem import Problem, digest_tensors
 from fedkeel.problems.random_draws import augments_by_keys, draws_for_gradient, draws_when_trained
 from fedkeel.problems.separability import find_whole_metrics, loss_is_a_mean, loss_is_one_number
-from fedkeel.problems.sound_data import check_labels_of_gpu, check_pairs, find_ignored, leave_out
+from fedkeel.problems.sound_data import check_labels_of_gpu, check_pairs, find_ignored, leave_out, watch_labels
 
 CLIENT = "client "
 """The split of one client's own test set is called `client 17`."""
@@ -98,6 +98,7 @@ class Task:
         self.counters = module_state.read_counters(self.module)
         self.classifier = None if self.module is None else find_classifier(self.module, problem.head)
         check_labels_of_gpu(self)
+        watch_labels(self)
         self.stochastic = module_state.draws_numbers(self.module) or draws_when_trained(self)
         self.draws_again = self.stochastic and draws_for_gradient(self)
         self.needs_keys = self.stochastic or "key" in asks  # of steps
@@ -248,7 +249,7 @@ class Task:
         """Whether the loss gives one number that is no mean over samples, and so must see all samples."""
         try:
             return not self.separable and loss_is_one_number(self)
-        except DataError:  # samples of unequal shape: they cannot be seen at once
+        except UnequalSamplesError:
             return False
 
     # ---- scores --------------------------------------------------------------------------------------------------

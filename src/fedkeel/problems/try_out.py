@@ -20,7 +20,7 @@ from fedkeel.problems.module_state import clone_tensors, copy_trained
 from fedkeel.problems.network_calls import check_calls
 from fedkeel.problems.predictions import class_scores
 from fedkeel.problems.separability import SHOWN, train_but_norms
-from fedkeel.problems.sound_data import check_labels_that_fit
+from fedkeel.problems.sound_data import check_labels_that_fit, unwatch
 from fedkeel.randomness import list_gpus, seed_torch
 from fedkeel.text import in_one_line, plural
 
@@ -97,9 +97,9 @@ def is_of_device(error: BaseException) -> bool:
 @torch.no_grad()
 def refuse_unfit_rows(task: Task, client: int, whose: str) -> None:
     """Read a client's rows again; refuse labels that the loss does not take, and samples that the model does not."""
-    first = np.zeros(2 if task.needs_pairs else 1, np.int64)
+    first, clients = np.zeros(2 if task.needs_pairs else 1, np.int64), unwatch(task.clients)
     try:
-        sample, rows = (task.clients.rows(client, at) for at in (first, np.arange(task.clients.sizes[client])))
+        sample, rows = (clients.rows(client, at) for at in (first, np.arange(clients.sizes[client])))
     except Exception:  # the error tells it already
         return
     check_tensors(sample, whose)
@@ -257,7 +257,7 @@ def list_forms(task: Task) -> Iterator[tuple[str, Sample]]:
     for whose, data, client in parts:
         if data.sizes[client]:  # that no client has data is refused elsewhere
             sample = data.rows(client, first)
-            check_tensors(sample, type(data).__name__)
+            check_tensors(sample, type(unwatch(data)).__name__)
             form = tuple((part.shape[1:], part.dtype) for part in sample)
             if form not in seen:
                 seen.add(form)

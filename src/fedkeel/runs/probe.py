@@ -16,9 +16,8 @@ from fedkeel.core.method import Method, Phase
 from fedkeel.core.round import broadcast
 from fedkeel.core.rule import Local, State
 from fedkeel.core.trees import Tree, stack
-from fedkeel.data.clients import Rows, Sample
+from fedkeel.data.clients import Rows, Sample, UnequalSamplesError
 from fedkeel.engines.engine import client_state, step_keys
-from fedkeel.errors import DataError
 from fedkeel.problems.calling import arrange_inputs, read_logits
 from fedkeel.problems.task import Task
 from fedkeel.randomness import choice, key
@@ -78,7 +77,7 @@ class Probe:
         """Whether parts of the samples have means that add up to the loss of all: not so with class weights."""
         try:
             return self.task.separable
-        except DataError:  # clients' samples have unequal shapes: those of several clients cannot be seen at once
+        except UnequalSamplesError:
             return True
 
     def _share(self, params: Tree, tensors: Sample, total: int, buffers: Tree | None) -> Tensor:
