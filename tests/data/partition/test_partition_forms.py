@@ -197,6 +197,8 @@ def test_long_tail_keeps_exponentially_fewer_of_each_class() -> None:
     assert kept.tolist() == [int(5000 * 100 ** (-c / 9) + 1e-9) for c in range(10)]
     assert kept[0] == 100 * kept[-1] == 5000
     assert partition.unused == 50_000 - kept.sum()
+    six = np.repeat(np.arange(6), 320)
+    assert LongTail(Iid(10), 32).divide(six, 2).histogram(six, 6).sum(axis=0).tolist() == [320, 160, 80, 40, 20, 10]
 
 
 def test_long_tail_of_1_is_its_base_alone() -> None:
