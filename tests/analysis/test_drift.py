@@ -57,11 +57,11 @@ def test_a_client_that_stays_is_not_nan():
 
 
 def test_spread_of_accuracies():
-    found = accuracy_spread([0.1 * i for i in range(20)])
+    found = accuracy_spread([0.1 * i for i in range(25)])
     assert found.least == 0
     assert found.worst_tenth == pytest.approx(0.05)  # the mean of 0.0 and 0.1
-    assert found.mean == pytest.approx(0.95)
-    assert found.deviation == pytest.approx(0.1 * math.sqrt((20**2 - 1) / 12))
+    assert found.mean == pytest.approx(1.2)
+    assert found.deviation == pytest.approx(0.1 * math.sqrt((25**2 - 1) / 12))
 
 
 def record(number, accuracy, **others):

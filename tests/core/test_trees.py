@@ -112,6 +112,8 @@ def test_parts_are_taken_out_and_put_back():
     merged = tree | part
     assert torch.equal(merged["bias"], other["bias"])
     assert torch.equal(merged["conv"], tree["conv"])
+    assert torch.equal((tree | stack([part, 2 * part])).buffer, stack([merged, tree | 2 * part]).buffer)
+    assert torch.equal((stack([tree, other]) | part).buffer, stack([merged, other]).buffer)
     assert len(tree.only(lambda n: False)) == 0
     assert tree.only(lambda n: False).buffer.dtype == tree.buffer.dtype
 
