@@ -87,7 +87,7 @@ def test_a_chosen_value_at_the_edge_of_those_that_were_tried_is_marked():
 def test_a_page_names_what_was_tried_and_who_had_fewer_tries():
     board = Leaderboard.load(BOARD)
     page = write_page(board, [line(board, "fedavg", [0.5, 0.6]), replace(line(board, "fedprox", [0.5, 0.6]), tries=1)])
-    assert "Tried, in 1 rounds each: lr 0.01, 0.1; " in page
+    assert "Tried, in 1 round each: lr 0.01, 0.1; " in page
     assert "Had fewer than 2 tries, since their grids have no more: fedprox (1)." in page
     wide = Leaderboard.load(BOARD | {"tries": 5, "settings": {"small": ARENA | {"grid": {"lr": [1, 2, 3, 4, 5]}}}})
     tries = {method: len(wide.list_tries(wide.arenas[0], method)) for method in ("fedavg", "local-adamw")}
