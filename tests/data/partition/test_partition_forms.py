@@ -173,6 +173,13 @@ def test_shuffled_gives_its_classes_equal_priors() -> None:
     assert np.abs(held[held > 0] - 250).max() < 6 * np.sqrt(500 / 4)
 
 
+def test_the_least_lot_falls_on_no_class_that_a_client_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels, partitioner = np.repeat(np.arange(4), 100), Pathological(1, 4, "shuffled")
+    held = partitioner.divide(labels, 3).histogram(labels, 4)
+    monkeypatch.setattr("fedkeel.randomness.uniforms", lambda key, count: np.zeros(count))
+    np.testing.assert_array_equal(partitioner.divide(labels, 3).histogram(labels, 4), held)
+
+
 def test_all_classes_for_everyone_is_iid() -> None:
     for form in ("shuffled", "shards", "cyclic"):
         assert score(Pathological(10, 50, form).divide(CIFAR, 2).histogram(CIFAR, 10)) < 0.02
