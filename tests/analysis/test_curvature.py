@@ -125,6 +125,12 @@ def test_sharpness_of_a_bowl_is_found_by_ascent():
         sharpness(quadratic(matrix), near, rho=-1)
 
 
+def test_sharpness_of_a_saddle_is_that_of_the_way_up():
+    """Of ½ (w_0² − 3 w_1²) it is ½ ρ², along w_0; the gradient's own direction is drawn to w_1 and falls."""
+    matrix = torch.diag(torch.tensor([1.0, -3.0], dtype=torch.float64))
+    assert sharpness(quadratic(matrix), flat([1e-4, 1e-4]), rho=0.2, steps=20) == pytest.approx(0.5 * 0.2**2, rel=0.05)
+
+
 @pytest.mark.parametrize("start", [-1.0, 0.05])  # not a number here, or after the first step of ascent
 def test_where_the_loss_is_not_a_number_the_sharpness_is_none(start):
     assert math.isnan(sharpness([lambda tree: -tree.buffer.sum().sqrt()], flat([start]), rho=0.1, steps=3))

@@ -65,6 +65,8 @@ def test_features_are_those_of_the_layers_with_parameters():
     assert torch.equal(found["3"], module[3](module[0](inputs).relu()).detach())  # dropout was off
     assert module.training
     assert not module[0]._forward_hooks
+    layer_features(module.eval(), inputs)
+    assert not module.training
 
 
 def test_principal_components_find_the_plane_that_points_lie_in():

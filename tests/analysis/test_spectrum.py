@@ -13,6 +13,7 @@ from fedkeel.analysis.spectrum import (
     band_drift,
     band_edges,
     band_variance,
+    client_distances,
     heterogeneity,
     layer_divergence,
 )
@@ -96,6 +97,16 @@ def test_variance_of_a_band_is_the_mean_variance_of_its_coefficients(tree):
     assert found["c.weight"].tolist() == pytest.approx(expected, rel=1e-10)
 
 
+def test_the_distance_of_a_client_is_its_mean_over_layers():
+    """D_k(m) = mean_l ‖M_m ⊙ (F g_l^k − F ḡ_l)‖."""
+    tree, expected = draw(3, {"a": (6, 5), "b": (7, 3), "c": (12,)}), torch.zeros(CLIENTS, 3, dtype=torch.float64)
+    for name in tree:
+        hat = torch.fft.rfft(tree[name].flatten(1))
+        for m, (begin, end) in enumerate(pairwise(band_edges(hat.shape[1], 3))):
+            expected[:, m] += (hat - hat.mean(0))[:, begin:end].abs().square().sum(1).sqrt() / 3
+    torch.testing.assert_close(client_distances(tree, 3), expected)
+
+
 def test_equal_clients_do_not_drift(tree):
     same = Tree(tree.buffer[:1].expand(3, -1), tree.layout)
     assert float(band_drift(same, BANDS).distance.nan_to_num().max()) == pytest.approx(0, abs=1e-12)
@@ -127,6 +138,8 @@ def test_layer_divergence_is_equation_5(tree):
         expected = (filtered - filtered.mean(0)).norm(dim=1).mean()
         assert after[name] == pytest.approx(float(expected), rel=1e-10)
         assert after[name] <= before[name] * (1 + 1e-12)
+        squared = (rows**2 - rows.mean(0) ** 2).norm(dim=1).mean()  # Φ need not be linear
+        assert layer_divergence(tree, lambda t: t * t)[name] == pytest.approx(float(squared), rel=1e-10)
 
 
 def test_one_client_is_refused(tree):

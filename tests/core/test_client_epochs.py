@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.core.client_epochs import EpochsBySize
+from fedkeel.core.client_epochs import EpochsByClient, EpochsBySize
 from problems import small_problem
 
 SIZES = (7, 12, 5)
@@ -55,6 +55,14 @@ def test_a_command_line_gives_them(fedkeel):
 def test_the_rule():
     rule = EpochsBySize(100, least=0.5, most=8.0)
     assert [rule.of(0, size) for size in (1, 10, 25, 100, 1000)] == [8.0, 8.0, 4.0, 1.0, 0.5]
+    assert EpochsByClient((1.0, 3.0, 0.5)).most_of(10) == 3.0
+
+
+def test_a_range_is_drawn_from_both_ends_included():
+    for low, high in ((1, 5), (2, 2)):
+        training = experiment((low, high)).plan.training
+        drawn = {training.epochs_of(round, client, 10) for round in range(1, 11) for client in range(20)}
+        assert drawn == {*range(low, high + 1)}
 
 
 WRONG = {

@@ -59,6 +59,7 @@ def test_warm_up_is_pytorchs_linear_one_and_then_the_schedule_begins():
 def test_a_cycle_begins_anew():
     shares = [fitted("cyclic", rounds=9, warmup=1).share_at(t) for t in range(9)]
     assert shares == [0.5, *[1.0, 0.875, 0.75, 0.625] * 2]
+    assert fitted("cyclic", rounds=5, warmup=1).share_at(4) == 0.625  # a cycle may end with the run
 
 
 def test_shares_between_rounds_lie_between_theirs():

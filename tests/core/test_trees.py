@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.func import vmap
 
 from fedkeel.core.layout import Layout, layout
-from fedkeel.core.trees import Tree, cosine, stack, where
+from fedkeel.core.trees import Tree, all_finite, cosine, stack, where
 
 SHAPES = {"conv": (3, 2, 2), "bias": (3,), "fc": (4, 3), "scale": (), "fc2": (3, 4)}
 
@@ -112,6 +112,8 @@ def test_parts_are_taken_out_and_put_back():
     merged = tree | part
     assert torch.equal(merged["bias"], other["bias"])
     assert torch.equal(merged["conv"], tree["conv"])
+    assert torch.equal((tree | stack([part, 2 * part])).buffer, stack([merged, tree | 2 * part]).buffer)
+    assert torch.equal((stack([tree, other]) | part).buffer, stack([merged, other]).buffer)
     assert len(tree.only(lambda n: False)) == 0
     assert tree.only(lambda n: False).buffer.dtype == tree.buffer.dtype
 
@@ -161,6 +163,14 @@ def test_where_chooses_by_client():
     mixed = where(torch.tensor([True, False]), {"a": new}, {"a": old})["a"]
     assert torch.equal(mixed.buffer[0], new.buffer[0])
     assert torch.equal(mixed.buffer[1], old.buffer[1])
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, -torch.inf])
+def test_one_number_that_is_not_finite_is_found_wherever_it_is(wrong):
+    good, count = random_tree(), torch.tensor(3)
+    assert all_finite(({"a": good, "n": count}, {"b": good}))
+    assert not all_finite({"a": good, "b": wrong * good})
+    assert not all_finite(({"n": count}, {"b": torch.tensor(wrong)}))
 
 
 @given(st.dictionaries(st.text("abc", min_size=1, max_size=3), st.lists(st.integers(1, 4), max_size=3), min_size=1))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedkeel.data.augment import Augment
 from fedkeel.data.batches import sample_keys
+from fedkeel.data.prepare import find_augmentation
 from fedkeel.errors import ExperimentError
 from fedkeel.randomness import bits
 
@@ -129,3 +130,9 @@ def test_neighbouring_samples_and_steps_are_independent(distance: int) -> None:
 def test_impossible_settings_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ExperimentError, match=str(next(iter(settings.values())))):
         Augment(**settings)  # type: ignore[arg-type]
+
+
+def test_padding_grows_with_the_image() -> None:
+    """4 pixels of 28 and 32, 8 of 64; none around what is no image."""
+    found = [find_augmentation("crop-flip-half", shape) for shape in ((1, 28, 28), (3, 32, 32), (3, 64, 64), (80,))]
+    assert found == [Augment(4, True, 0.5), Augment(4, True, 0.5), Augment(8, True, 0.5), None]

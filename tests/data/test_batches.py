@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeel.core.method import Phase
-from fedkeel.data.batches import Plan, plan_clients, sample_keys
+from fedkeel.data.batches import Plan, plan_clients, sample_keys, sample_keys_of_steps
 from fedkeel.randomness import key, permutation
 
 law = settings(deadline=None)  # no clock in a test
@@ -23,9 +23,10 @@ def plan_batches(of: int, size: int, batch_size: int, steps: int) -> Plan:
 
 
 def test_clients_planned_together_are_planned_as_each_alone() -> None:
-    together = plan_clients([3, 2**63 - 1, 3], 23, 5, 12, 21)
+    together = plan_clients([3, 2**63 - 1, 3], 21, 5, 20, 20)
     for of, plan in zip((3, 2**63 - 1, 3), together, strict=True):
-        for one, other in zip(plan, plan_clients([of], 23, 5, 12, 21)[0], strict=True):
+        assert [len(rows) for rows in plan] == [5] * 20
+        for one, other in zip(plan, plan_clients([of], 21, 5, 20, 20)[0], strict=True):
             assert np.array_equal(one, other)
     assert not np.array_equal(together[0][0], together[1][0])
 
@@ -91,6 +92,9 @@ def test_a_samples_key_depends_on_the_plan_the_step_and_the_row_alone() -> None:
     assert together.dtype == np.uint64
     for place, row in enumerate(rows):
         assert sample_keys(9, 2, np.array([row]))[0] == together[place]
+    steps = np.stack([rows, rows[::-1], rows + 1])
+    of_all = sample_keys_of_steps(9, steps)
+    assert all(np.array_equal(of_all[step], sample_keys(9, step, rows)) for step, rows in enumerate(steps))
 
 
 @pytest.mark.parametrize("of", [0, 2**63 - 1])

@@ -15,7 +15,6 @@ from fedkeel.catalogue.cards import card
 from fedkeel.methods import build, composition
 from fedkeel.models import build as build_model
 from fedkeel.papers import find
-from fedkeel.rules.critical import NEVER
 from fedkeel.rules.layers import weight_layers
 
 SIZES = (1, 2, 6)
@@ -165,8 +164,8 @@ def test_norms_and_vectors_are_never_critical() -> None:
         nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 1), nn.LayerNorm((4, 6, 6)), nn.Flatten(),
         nn.Linear(144, 1),
     )  # fmt: skip
-    assert list(weight_layers(layout_of(network), NEVER).shapes) == ["0.weight", "2.weight", "5.weight"]
-    able = weight_layers(layout_of(build_model("vit-small-32", shape=(3, 32, 32), classes=10, seed=0)), NEVER).shapes
+    assert list(weight_layers(layout_of(network)).shapes) == ["0.weight", "2.weight", "5.weight"]
+    able = weight_layers(layout_of(build_model("vit-small-32", shape=(3, 32, 32), classes=10, seed=0))).shapes
     assert {len(shape) for shape in able.values()} == {2, 3}
     assert [name for name in able if not name.endswith("weight")] == ["patches.positions"]  # a table, like others
 

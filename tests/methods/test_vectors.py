@@ -192,8 +192,8 @@ def test_feddc_pulls_and_corrects(omega: float, lam: float, c: float) -> None:
 def test_feddc_weighs_clients_by_their_data(sizes: tuple[int, ...], engine: str) -> None:
     """Clients that repeat one sample have the same gradients whatever their size."""
     lam, w, c = 0.3, np.ones(2), np.zeros(2)
-    h_i, c_i, expected = np.zeros((3, 2)), np.zeros((3, 2)), []
-    for t, selected in enumerate(SCHEDULE):
+    h_i, c_i, expected, schedule = np.zeros((3, 2)), np.zeros((3, 2)), [], [*SCHEDULE, [0, 1]]
+    for t, selected in enumerate(schedule):
         lr, ended, c_moved = 0.1 * 0.9**t, [], np.zeros(2)
         for i in selected:
             omega, x = sizes[i] * 3 / sum(sizes), w.copy()
@@ -206,7 +206,7 @@ def test_feddc_weighs_clients_by_their_data(sizes: tuple[int, ...], engine: str)
             ended.append(x)
         w, c = np.mean(ended, axis=0) + h_i.mean(0), c + c_moved
         expected.append(w)
-    found = toy(build("feddc", {"lam": lam}), sizes, engine, batch_size=8)
+    found = toy(build("feddc", {"lam": lam}), sizes, engine, batch_size=8, rounds=4, participants=schedule)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 

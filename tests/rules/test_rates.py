@@ -75,6 +75,12 @@ def test_stacked_clients_have_the_rates_that_they_have_alone():
                     torch.testing.assert_close(mine, yours, rtol=1e-12, atol=1e-13)
 
 
+def test_a_rate_that_follows_a_schedule_stays_after_the_last_round():
+    follow = FollowSchedule(CosineRate(rounds=6, by="step"), 6)
+    assert follow.scale_rate(5, 0.5) < 1.0
+    assert follow.scale_rate(6, 0.5) == 1.0
+
+
 def test_rho_of_one_is_the_plain_rate_bit_for_bit():
     task, training = Task(small_problem()), Training(0, 2, 3)
     plain, within = chain(), chain(fk.RateWithin(1.0))

@@ -100,6 +100,8 @@ def test_opposed_updates_of_one_cluster_count_less():
     given = reports(size=[1.0, 1.0], heterogeneity=[0.0, 0.0], alignment=[0.0, 0.0])
     given["delta"] = stacked([2.0, 0.0], [-1.0, 0.1])
     near(fk.ByAgreement(clustering=True, lam=0.5)(given, {}), [2 / 3, 1 / 3])
+    alike = given | {"delta": stacked([2.0, 0.0], [-2.0, 0.0])}  # the later of two that are as long
+    near(fk.ByAgreement(clustering=True, lam=0.5)(alike, {}), [2 / 3, 1 / 3])
 
 
 def test_sketches_keep_angles_and_are_linear():
@@ -246,6 +248,15 @@ def test_layer_radius():
     near(found["one"], [0.54, 0.0])
     near(found["two"], [0.0, 0.04])
     assert found.norm().item() == pytest.approx(0.54148, abs=1e-5)
+
+
+def test_effects_are_added_up_over_the_last_epoch():
+    """Two epochs of six steps: three times |g_l · ε_l|, with ε = (0.54, 0) and (0, 0.04) as above."""
+    g, rule = tree(one=[3.0, 0.0], two=[0.0, 4.0]), fk.ByTaylor(0.05, 0.9, epochs=2)
+    client = {"critical": tensor_scores(g).zeros() | tree(one=1.0), "sensitivity": tree(one=9.0, two=9.0)}
+    for step in range(6):
+        client = rule.step(g, client, at(g, gradient=g, step=step)._replace(steps=torch.tensor(6)))[1]
+    near(client["sensitivity"].buffer, [3 * 3 * 0.54, 3 * 4 * 0.04])
 
 
 @pytest.mark.parametrize(

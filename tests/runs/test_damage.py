@@ -107,6 +107,12 @@ def test_facts_are_covered_not_only_arrays(run):
         Checkpoint.load(newest)
 
 
+def test_a_checkpoint_under_the_name_of_another_round_is_not_believed(run):
+    newest = checkpoint.list_checkpoints(run / "checkpoint")[0]
+    with pytest.raises(Damaged, match=r"00000004\.safetensors is of round 3"):
+        Checkpoint.load(newest.rename(newest.with_name("00000004.safetensors")))
+
+
 def test_one_spilled_state_of_several_is_checked_when_it_is_read_back(tmp_path):
     store = ClientStore(tmp_path, budget=0)
     for client in range(4):

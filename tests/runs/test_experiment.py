@@ -81,6 +81,7 @@ def test_participation_is_a_fixed_number_or_a_coin_for_each():
     assert abs(np.mean(counts) - 10) < 0.3
     assert abs(np.var(counts) - 9) < 1.2
     assert len(Participation(0, np.ones(3, dtype=np.int64), 0.1).selected(0)) == 1
+    assert len(Participation(0, sizes, 0.29).selected(0)) == 29  # 0.29 · 100 is 28.999… in floating point
 
 
 def test_an_empty_coin_draw_is_drawn_again():

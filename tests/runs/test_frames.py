@@ -19,6 +19,7 @@ def run_of(**changes):
 
 def test_a_table_of_rounds(tmp_path):
     run = run_of(out=tmp_path, evaluate_every=2)
+    assert run.result["mean_last_over"] == 2  # rounds 2 and 3: the last one counts
     for one in (run, fk.load_run(tmp_path)):
         frame = one.to_pandas()
         assert frame["round"].tolist() == [1, 2, 3]

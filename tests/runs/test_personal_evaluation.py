@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import weakref
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -51,6 +52,17 @@ def test_the_global_model_on_each_clients_data():
     assert "server_accuracy" in last.extra
 
 
+def test_the_only_clients_statistics_are_those_of_the_global_model_where_clients_keep_them():
+    """A round of one client leaves the server with that client's model."""
+    base = small_problem((12,))
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+    problem = replace(base, model=model, tests=base.clients)
+    settings = dict(problem=problem, rounds=2, participation=1.0, epochs=1, batch_size=6, lr=0.1, buffers="keep")
+    runs = [fk.run(fk.Experiment(evaluation={"model": whose}, **settings)) for whose in ("global", "local")]
+    losses = [run.curve("client_loss") for run in runs]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
 def margin(output, target):
     return output.gather(1, target[:, None])[:, 0] - output.mean(1)
 
@@ -94,6 +106,7 @@ def test_a_round_that_has_diverged_is_not_left_out_of_what_is_reported(report, e
 def test_spread_over_clients():
     values = [0.1 * i for i in range(1, 21)]
     found = summarise_clients(values, [1.0] * 20, "accuracy")
+    assert summarise_clients(values, range(20), "accuracy")["client_accuracy_std"] == found["client_accuracy_std"]
     assert found["client_accuracy_worst"] == pytest.approx(0.1)
     assert found["client_accuracy_worst_tenth"] == pytest.approx(0.15)
     assert found["client_accuracy_std"] == pytest.approx(torch.tensor(values).std(correction=0).item(), abs=1e-6)

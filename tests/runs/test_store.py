@@ -79,6 +79,7 @@ def play(folder, seed, rounds=12):
         for client in history.sample(range(8), 3):
             before = store.get(client)
             store.put(client, state(10 * done + (0 if before is None else int(before["seen"]))), done)
+            assert store.held == SIZE * len(store.memory)
         if moods.random() < 0.5:
             store.trim()
         if done == rounds or moods.random() < 0.4:

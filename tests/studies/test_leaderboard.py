@@ -5,6 +5,7 @@ import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tomli_w
@@ -12,8 +13,9 @@ from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.errors import MethodError, RequestError
+from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.compare import paired_differences
-from fedkeel.studies.leaderboard import Leaderboard, Line, append_to, read_lines
+from fedkeel.studies.leaderboard import LAST, Leaderboard, Line, append_to, read_lines, score_of
 from fedkeel.studies.leaderboard_page import write_page
 
 EXPERIMENT = {
@@ -85,7 +87,7 @@ def test_a_chosen_value_at_the_edge_of_those_that_were_tried_is_marked():
 def test_a_page_names_what_was_tried_and_who_had_fewer_tries():
     board = Leaderboard.load(BOARD)
     page = write_page(board, [line(board, "fedavg", [0.5, 0.6]), replace(line(board, "fedprox", [0.5, 0.6]), tries=1)])
-    assert "Tried, in 1 rounds each: lr 0.01, 0.1; " in page
+    assert "Tried, in 1 round each: lr 0.01, 0.1; " in page
     assert "Had fewer than 2 tries, since their grids have no more: fedprox (1)." in page
     wide = Leaderboard.load(BOARD | {"tries": 5, "settings": {"small": ARENA | {"grid": {"lr": [1, 2, 3, 4, 5]}}}})
     tries = {method: len(wide.list_tries(wide.arenas[0], method)) for method in ("fedavg", "local-adamw")}
@@ -192,6 +194,14 @@ def test_an_optimiser_is_tuned_on_its_own_rates_and_who_cannot_be_averaged_is_no
     for method, deployed in (("fedavg", "ema+fedavg"), ("fedper", "fedper")):
         (_, first), _ = board.finals(arena, method, (("lr", 0.1),))
         assert first.plan.method.name == deployed
+        assert first.plan.rounds == 2  # those of the setting, not of its tries
+
+
+def test_the_mean_of_a_final_run_is_that_of_its_last_rounds():
+    accuracies = [0.0] * 10 + [0.5] * LAST
+    records = [RoundRecord(t, [0], 1.0, 0.0, 1, 1, 1, 1.0, accuracy=value) for t, value in enumerate(accuracies, 1)]
+    run = SimpleNamespace(records=records, curve=lambda measure: accuracies)
+    assert score_of(run, 0.5)["mean_last"] == 0.5
 
 
 def test_a_line_of_another_setting_is_not_of_this_table():

@@ -133,7 +133,7 @@ def test_no_value_is_tried_between_others_that_no_experiment_takes():
 
 def test_every_method_tries_equally_many_settings():
     """FedAvg has no number of its own: it tries more learning rates instead, between those around its best."""
-    methods = {"fedavg": {}, "fedprox": {"method": {"mu": [0.01, 0.1, 1.0]}}}
+    methods = {"fedavg": {}, "fedprox": {"method": {"mu": [0.01, 0.1, 1.0, 10.0]}}}
     sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1, 1.0]}, "methods": methods})
 
     def near(experiment):
@@ -146,9 +146,9 @@ def test_every_method_tries_equally_many_settings():
 
     execute, asked = landscape(near)
     plain, prox = tune_all(sweep, execute)
-    assert len(plain.scores) == len(prox.scores) == 9
-    assert (plain.refined, prox.refined) == (6, 0)
-    assert len(asked) == 18
+    assert len(plain.scores) == len(prox.scores) == 12
+    assert (plain.refined, prox.refined) == (9, 0)  # by two, and in the end by one
+    assert len(asked) == 24
     assert abs(math.log(dict(plain.best)["lr"] / 0.06)) < abs(math.log(0.1 / 0.06)) / 3  # it came nearer
     assert all(0.01 <= dict(s)["lr"] <= 1.0 for s in plain.scores)
 

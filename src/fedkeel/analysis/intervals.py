@@ -75,7 +75,7 @@ def welch_interval(sides: Sequence[tuple[float, Sequence[float]]]) -> Interval:
         return Interval(mean, None, None, reason=ONE_SEED)
     if all(_are_alike(values) for _, values in sides):
         return Interval(mean, None, None, reason=ALIKE)
-    errors = [(sign**2 * statistics.variance(values) / len(values), len(values) - 1) for sign, values in sides]
+    errors = [(statistics.variance(values) / len(values), len(values) - 1) for _, values in sides]
     total = math.fsum(error for error, _ in errors)
     freedom = total**2 / math.fsum(error**2 / degrees for error, degrees in errors)
     half = _quantile(freedom) * math.sqrt(total)

@@ -24,7 +24,7 @@ from fedkeel.models import build
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import Task
 from fedkeel.runs.experiment import Experiment
-from fedkeel.runs.participation import share_of
+from fedkeel.runs.participation import count_selected, share_of
 from fedkeel.runs.plan import Division, Plan
 from fedkeel.runs.prepare import cross_entropy, divide, method_of
 
@@ -74,7 +74,7 @@ def estimate(experiment: Experiment) -> Estimate:
     method = method_of(plan, task)
     own = isinstance(plan.source, Problem)
     everyone = int((task.clients.sizes > 0).sum()) if own else count_clients(plan)
-    selected = max(1, int(share_of(plan.participation) * everyone + 1e-9))
+    selected = count_selected(share_of(plan.participation), everyone)
     tree = task.initial.buffer.nbytes
     trees = TREES + CLIMB * any(phase.ascends for phase in method.phases)
     held = 2 * state_bytes(init_round(method, task.initial))  # in a step, as it was and as it will be

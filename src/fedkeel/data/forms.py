@@ -97,7 +97,7 @@ def open_one(one: Any, whose: str = "the test set") -> Any:
     return Table(one, whose) if is_frame(one) else one
 
 
-def read_data(given: Any, whose: str, label: Label | None = None) -> Any:
+def read_data(given: Any, whose: str, label: Label | None) -> Any:
     """Return the data of one client as tensors: one, a tuple of them or a dict; refuse what is none of these."""
     if isinstance(given, DataLoader):
         given = read_loader(given, whose)

@@ -28,9 +28,6 @@ __all__ = [
     "NoteRemoval",
 ]
 
-NEVER = ("bn", "downsample", "shortcut", "norm", "bias")
-"""Words in the names of parameters that are never critical."""
-
 
 def tensor_scores(params: Tree) -> Tree:
     """One number per parameter, zero so far."""
@@ -74,7 +71,7 @@ class CriticalLayers(Rule, stackable=True):
         return {"critical": tensor_scores(params)}
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
-        able = weight_layers(at.params.layout, NEVER)
+        able = weight_layers(at.params.layout)
         count = min(self.top, len(able.shapes))
         if count == 0:
             return report, client
@@ -83,7 +80,7 @@ class CriticalLayers(Rule, stackable=True):
         return report, client | {"critical": client["critical"].zeros() | marked}
 
     def client_curves(self, params: Tree, client: State) -> State:
-        able = weight_layers(params.layout, NEVER)
+        able = weight_layers(params.layout)
         return {"critical": client["critical"].only(lambda name: name in able.shapes)}
 
     def mark_top(self, sensitivity: Tensor, count: int) -> Tensor:
@@ -174,7 +171,7 @@ class ByRemoval(Sensitivity, stackable=True):
         return super().client_slots(params) | {"perturbed_loss": params.scalar(0.0)}
 
     def steps_needed(self, layout: Layout) -> int | None:
-        return len(weight_layers(layout, NEVER).shapes) + 1
+        return len(weight_layers(layout).shapes) + 1
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         number = at.step.to(tree.buffer.dtype)
@@ -200,7 +197,7 @@ class NoteRemoval(Rule, stackable=True):
 
 def number_layers(tree: Tree) -> Tree:
     """The layers that may be critical numbered from 1, in the model's order; −1 for the others."""
-    able = list(weight_layers(tree.layout, NEVER).shapes)
+    able = list(weight_layers(tree.layout).shapes)
     numbers = {name: able.index(name) + 1.0 if name in able else -1.0 for name in tree.layout.shapes}
     return Tree.of({name: tree.buffer.new_tensor(number) for name, number in numbers.items()})
 

@@ -93,8 +93,12 @@ class OnlyLayers(NamesLayers, stackable=True):
         return tree.zeros() | tree.only(matcher(self.patterns)), client
 
 
-def weight_layers(layout: Layout, without: tuple[str, ...]) -> Layout:
-    """The weights of layers in whose name, in lower case, none of the words occurs.
+NO_WEIGHTS = ("bn", "downsample", "shortcut", "norm", "bias")
+"""Words in the names of parameters that are no weights of layers."""
+
+
+def weight_layers(layout: Layout) -> Layout:
+    """The weights of layers in whose name, in lower case, none of these words occurs.
 
     A vector is none, also one written as [1, 1, n]; nor is what has a bias of its own shape, as norms do: in a
     Sequential they are known by number only.
@@ -103,6 +107,6 @@ def weight_layers(layout: Layout, without: tuple[str, ...]) -> Layout:
     def weight(name: str) -> bool:
         shape, bias = layout.shapes[name], layout.shapes.get(f"{name.rpartition('.')[0]}.bias")
         vector = len(shape) < 2 or (len(shape) > 2 and set(shape[:-1]) == {1})
-        return not (vector or shape == bias or any(word in name.lower() for word in without))
+        return not (vector or shape == bias or any(word in name.lower() for word in NO_WEIGHTS))
 
     return layout.only(weight)

@@ -29,6 +29,11 @@ def share_of(participation: float | str) -> float:
     return share
 
 
+def count_selected(share: float, clients: int) -> int:
+    """Count a share of the clients: rounded down, at least one."""
+    return max(1, int(share * clients + 1e-9))
+
+
 @dataclass(frozen=True)
 class Participation:
     """Chooses clients by (seed, round) alone, at a cost that does not grow with how many there are."""
@@ -82,7 +87,7 @@ class Participation:
     def _count(self, round: int) -> int:
         share = share_of(self.participation)
         if not str(self.participation).startswith(BERNOULLI):
-            return max(1, int(share * self.population + 1e-9))
+            return count_selected(share, self.population)
         for attempt in range(10_000):  # an empty draw is drawn again
             drawn = int(generator(key(self.seed, "bernoulli", round, attempt)).binomial(self.population, share))
             if drawn:

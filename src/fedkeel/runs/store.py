@@ -43,14 +43,14 @@ class ClientStore:
         self.memory: dict[int, State] = {}  # in the order of use
         self.changed: dict[int, int] = {}  # clients whose state is newer than its file: the round that left it so
         self.places: Places = {}
-        self.checkpoints: tuple[frozenset[str], ...] = (frozenset(), frozenset())  # files the last two name
+        self.saved: frozenset[str] = frozenset()  # files that the last checkpoint names
         self.unsynced: set[str] = set()
         self.held, self.together = 0, 0
 
     def restore(self, places: Places) -> None:
         """Go on with the states of an earlier session."""
         self.places = dict(places)
-        self.checkpoints = (frozenset(), frozenset(places.values()))
+        self.saved = frozenset(places.values())
 
     def get(self, client: int) -> State | None:
         state = self.memory.pop(client, None)
@@ -92,7 +92,7 @@ class ClientStore:
         self.unsynced.clear()
         if new:
             sync(self.folder)
-        self.checkpoints = (self.checkpoints[1], frozenset(self.places.values()))
+        self.saved = frozenset(self.places.values())
         return dict(self.places)
 
     # ---- files ---------------------------------------------------------------------------------------------------
@@ -108,7 +108,8 @@ class ClientStore:
                 self.changed.pop(client, None)
             if not synced:
                 self.unsynced.add(name)
-        for name in replaced.difference(self.places.values(), *self.checkpoints):
+        # what only an older checkpoint names was replaced before the last one
+        for name in replaced.difference(self.places.values(), self.saved):
             (self.folder / name).unlink(missing_ok=True)
             self.unsynced.discard(name)
 

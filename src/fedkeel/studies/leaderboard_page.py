@@ -14,7 +14,7 @@ from fedkeel.studies.compare import describe_difference, paired_differences, wri
 from fedkeel.studies.grids import describe, drop_repeats, grid_of, settings_of
 from fedkeel.studies.leaderboard import Arena, Leaderboard, Line, mean
 from fedkeel.studies.publish import write_count
-from fedkeel.text import byte_size
+from fedkeel.text import byte_size, plural
 
 HEAD = (files("fedkeel.studies") / "leaderboard_page.md").read_text(encoding="utf-8")
 LINES, PAGE = Path("results/leaderboard.jsonl"), Path("docs/leaderboard.md")  # of the package's own table
@@ -41,9 +41,8 @@ def write_page(
         known = {line.method: line for line in here if not line.superseded}
         again = {line.method: line for line in here if line.method not in known}
         tried = "; ".join(f"{key} {', '.join(map(str, values))}" for key, values in _tried(board, arena).items())
-        told = (
-            f"Tried, in {arena.tuning_rounds} rounds each: {tried}; optimisers other than SGD have their own rates.\n"
-        )
+        rounds = plural(arena.tuning_rounds, "round")
+        told = f"Tried, in {rounds} each: {tried}; optimisers other than SGD have their own rates.\n"
         parts += [f"\n## {arena.title}\n", told]
         parts.extend(_table(board, arena, known) if known else ["Nothing has been run yet."])
         if counted := Counter(line.place or "not recorded" for line in known.values() if line.scores):

@@ -10,6 +10,7 @@ from fedkeel.data.corruptions.registry import TWELVE, corrupt_array
 from fedkeel.data.partition.dirichlet import Dirichlet
 from fedkeel.data.partition.feature_shift import KINDS, FeatureShift, corrupt_each
 from fedkeel.data.partition.iid import Iid
+from fedkeel.data.partition.partition import Partition
 from fedkeel.errors import DataError, ExperimentError
 from fedkeel.randomness import bits, key
 
@@ -45,6 +46,14 @@ def test_a_clients_images_take_its_kinds_in_turn():
         assert {KINDS[i] for i in np.flatnonzero(counts)} == set(hands[client])
         used = counts[counts > 0]
         assert used.max() - used.min() <= 1
+
+
+def test_a_sample_held_twice_has_a_kind_of_its_first_holder():
+    shift, rows = FeatureShift(Iid(3), fewest=1, most=1), np.arange(6)
+    kinds = shift.assign_corruptions(Partition(np.r_[rows, rows, rows[:3]], np.array([0, 6, 12, 15]), 6), 3)
+    hands = shift.deal_corruptions(3, 3)
+    assert hands[0] not in hands[1:]
+    assert {KINDS[kind] for kind in kinds} == {*hands[0]}
 
 
 def test_the_partition_is_the_bases():

@@ -173,6 +173,13 @@ def test_shuffled_gives_its_classes_equal_priors() -> None:
     assert np.abs(held[held > 0] - 250).max() < 6 * np.sqrt(500 / 4)
 
 
+def test_the_least_lot_falls_on_no_class_that_a_client_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels, partitioner = np.repeat(np.arange(4), 100), Pathological(1, 4, "shuffled")
+    held = partitioner.divide(labels, 3).histogram(labels, 4)
+    monkeypatch.setattr("fedkeel.randomness.uniforms", lambda key, count: np.zeros(count))
+    np.testing.assert_array_equal(partitioner.divide(labels, 3).histogram(labels, 4), held)
+
+
 def test_all_classes_for_everyone_is_iid() -> None:
     for form in ("shuffled", "shards", "cyclic"):
         assert score(Pathological(10, 50, form).divide(CIFAR, 2).histogram(CIFAR, 10)) < 0.02
@@ -197,6 +204,8 @@ def test_long_tail_keeps_exponentially_fewer_of_each_class() -> None:
     assert kept.tolist() == [int(5000 * 100 ** (-c / 9) + 1e-9) for c in range(10)]
     assert kept[0] == 100 * kept[-1] == 5000
     assert partition.unused == 50_000 - kept.sum()
+    six = np.repeat(np.arange(6), 320)
+    assert LongTail(Iid(10), 32).divide(six, 2).histogram(six, 6).sum(axis=0).tolist() == [320, 160, 80, 40, 20, 10]
 
 
 def test_long_tail_of_1_is_its_base_alone() -> None:

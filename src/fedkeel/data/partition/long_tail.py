@@ -38,7 +38,7 @@ class LongTail(Based):
     def _cut_tail(self, labels: Integers, key: int) -> Integers:
         _, rank, counts = np.unique(labels, return_inverse=True, return_counts=True)
         steps = np.arange(len(counts)) / max(len(counts) - 1, 1)
-        # the nudge: 100^(-1/2) · 500 is 49.999…
+        # the nudge: 32^(-2/5) · 320 is 79.999…
         targets = np.floor(counts.max() * float(self.imbalance) ** -steps + 1e-9).astype(np.int64)
         shuffled = randomness.permutation(key, len(labels))
         shuffled = shuffled[np.argsort(rank[shuffled], kind="stable")]

@@ -37,7 +37,7 @@ def divide_refilling(pools: Pools, priors: Floats, key: int) -> Partition:
     return _hand_out(pools, turns, classes, places, len(priors))
 
 
-def divide_exactly(pools: Pools, priors: Floats, key: int, *, one_by_one: bool = False) -> Partition:
+def divide_exactly(pools: Pools, priors: Floats, key: int, *, one_by_one: bool) -> Partition:
     """Give each sample once: the class is drawn from the prior over the classes that are left, and in proportion to
     what is left of each where the prior allows none of them.
 

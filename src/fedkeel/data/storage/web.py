@@ -36,7 +36,7 @@ def fetch_from_url(draft: Draft) -> None:
     draft.source.convert(file, draft, True)
 
 
-def download(address: str, file: Path, progress: Progress | None = None) -> None:
+def download(address: str, file: Path, progress: Progress | None) -> None:
     with urllib.request.urlopen(address, timeout=TIMEOUT) as answer, file.open("xb") as target:
         total, done = int(answer.headers.get("Content-Length") or 0), 0
         while block := answer.read(BLOCK):

@@ -40,7 +40,7 @@ def plan_cuts(lengths: Sequence[int]) -> list[Cut]:
     total = lengths[0]
     cuts = [Cut(0, total, len(lengths))]
     for size in stack_sizes(len(lengths))[1:]:
-        first = lengths[size]  # from there on only `width` clients are left
+        first = lengths[size]  # from there on only `size` clients are left
         if total - first < LEAST_SHARE * total:
             break
         if len(cuts) > 1 and first - cuts[-1].first < LEAST_SHARE * total:
