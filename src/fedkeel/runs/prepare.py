@@ -35,6 +35,7 @@ from fedkeel.methods.named import NamedModel, refusal
 from fedkeel.methods.optimisers import equip, find_optimiser
 from fedkeel.models import MODELS, head
 from fedkeel.models import build as build_model
+from fedkeel.models.classifier import map_names
 from fedkeel.problems.personal_data import rows_of, with_own_tests, without_proxy
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import CHUNK, Task
@@ -205,7 +206,9 @@ def method_of(plan: Plan, task: Task) -> Method:
     sizes = task.clients.sizes[task.clients.sizes > 0]
     size = float(sizes.mean()) if len(sizes) else 0.0
     lowered = task.compute != task.dtype
-    setting = Setting(task.initial.layout, head_of(task), plan.most_epochs(size), size, plan.lr, plan.decay, lowered)
+    layout = task.initial.layout
+    names = {name: first for name, first in name_parameters(task).items() if first in layout.shapes}
+    setting = Setting(layout, head_of(task), plan.most_epochs(size), size, plan.lr, plan.decay, lowered, names)
     clip: tuple[Rule, ...] = (ClipNorm(plan.clip),) if plan.clip else ()
     decay: tuple[Rule, ...] = (WeightDecay(plan.weight_decay),) if plan.weight_decay else ()
     method, policy = plan.method, plan.evaluation
@@ -238,15 +241,21 @@ def head_of(task: Task) -> tuple[str, ...]:
     """Names of the classifier's parameters: what the problem says, or the last module that has any."""
     given = task.problem.head
     if given is not None:
-        known = {*task.initial, *(() if task.module is None else dict(task.module.named_parameters()))}
+        names = name_parameters(task)
         for pattern in given:
-            if not any(fnmatchcase(name, pattern) for name in known):
+            if not any(fnmatchcase(name, pattern) for name in names):
                 raise ModelError(
                     f"the problem's head names parameters {pattern!r}, but the model has none.",
-                    nearest(pattern, known, "parameters"),
+                    nearest(pattern, names, "parameters"),
                 )
-        return tuple(name for name in task.initial if any(fnmatchcase(name, pattern) for pattern in given))
+        found = {first for name, first in names.items() if any(fnmatchcase(name, pattern) for pattern in given)}
+        return tuple(name for name in task.initial if name in found)
     return () if task.module is None else tuple(name for name in head(task.module) if name in task.initial)
+
+
+def name_parameters(task: Task) -> dict[str, str]:
+    """Every name of a parameter, also of a frozen one, with the first."""
+    return {name: name for name in task.initial} if task.module is None else map_names(task.module.named_parameters)
 
 
 def measured(phase: Phase, task: Task) -> Phase:
