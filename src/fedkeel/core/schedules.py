@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn, Self, cast
 from fedkeel.errors import ExperimentError, FedkeelError, UntrustedError, nearest
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.ranges import Count, NonNegative, Positive, Whole
-from fedkeel.typed_values import check_fields, check_table, show_value
+from fedkeel.typed_values import check_fields, check_table, check_whole, show_value
 
 WHERE = 'for example schedule = {name = "cosine", warmup = 5}'
 
@@ -59,6 +59,7 @@ class Schedule(ABC):
 
     def save(self) -> dict[str, Any]:
         """Return it as a table for TOML."""
+        check_whole(self, ExperimentError, f"the schedule {name_of(self)}")
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         plain = {word: list(value) if isinstance(value, tuple) else value for word, value in values.items()}
         return {"name": name_of(self)} | {word: value for word, value in plain.items() if value is not None}

@@ -14,7 +14,7 @@ from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.methods.named import NamedMethod, NamedObjective, NamedRule, named_parts
 from fedkeel.plugins import find_plugin
 from fedkeel.rules import RULES
-from fedkeel.typed_values import check_keys, check_table, read_values, show_value, to_plain, types_of
+from fedkeel.typed_values import check_keys, check_table, check_whole, read_values, show_value, to_plain, types_of
 
 RULE = Kind(
     "rule", Rule, classes=True, hint="a rule is a subclass of fk.Rule under @dataclass(frozen=True)", error=MethodError
@@ -31,6 +31,7 @@ def save_rule(rule: Rule) -> dict[str, Any]:
         raise MethodError(
             f"rule {name} is not a dataclass, so it cannot be saved.", "decorate it: @dataclass(frozen=True)"
         )
+    check_whole(rule, MethodError, f"rule {name}")
     values = {field: getattr(rule, field.name) for field in fields(cast(Any, rule))}
     return {"rule": name} | {
         field.name: _save_value(value)
@@ -109,6 +110,7 @@ def save_objective(objective: Objective) -> str | dict[str, Any]:
         raise MethodError(
             f"objective {kind.__name__} cannot be saved.", "define it in a module, under @dataclass(frozen=True)"
         )
+    check_whole(objective, MethodError, f"objective {kind.__name__}")
     values = {field.name: getattr(objective, field.name) for field in fields(objective)}
     if name is None:
         return {"objective": f"{kind.__module__}:{kind.__qualname__}"} | values
