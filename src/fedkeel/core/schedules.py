@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from math import cos, isfinite, pi
+from math import cos, inf, pi
 from typing import Any, Literal, NoReturn, Self, cast
 
 from fedkeel.errors import ExperimentError, FedkeelError, UntrustedError, nearest
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.ranges import Count, NonNegative, Positive, Whole
+from fedkeel.text import in_one_line
 from fedkeel.typed_values import check_fields, check_table, check_whole, show_value
 
 WHERE = 'for example schedule = {name = "cosine", warmup = 5}'
@@ -35,8 +36,16 @@ class Schedule(ABC):
         """Return the share after the warm-up; `time` is that of the run."""
 
     def share_at(self, time: float) -> float:
-        """Return the share of the rate at that time."""
-        return (time + 1) / (self.warmup + 1) if time < self.warmup else self.shape(time)
+        """Return the share of the rate at that time; refuse what is no number, or below 0."""
+        if time < self.warmup:
+            return (time + 1) / (self.warmup + 1)
+        try:
+            share = float(self.shape(time))
+        except Exception as error:  # of someone's own code, or a number that is too large
+            raise refuse_share(self, time, f"{type(error).__name__}: {in_one_line(error)}") from error
+        if not 0 <= share < inf:
+            raise refuse_share(self, time, share)
+        return share
 
     def fit(self, rounds: int, key: str) -> Self:
         """Return this schedule for a run of so many rounds; refuse one that does not fit, where `key` names it."""
@@ -46,11 +55,10 @@ class Schedule(ABC):
                 f"{key}.warmup = {min(5, rounds - 1)}",
             )
         fitted = self.lengthen(rounds, key)
-        if not _is_positive(fitted, rounds - 1):
-            raise ExperimentError(
-                f"{key} leaves no rate in round {rounds} that is a number above 0.",
-                f"{key}.end = 0.01, or a schedule as long as the run",
-            )
+        known = type(self) in SCHEDULES.values()  # which are least in the last round
+        for round in range(rounds - 1 if known else 0, rounds):
+            if (share := fitted.share_at(round)) == 0:
+                raise refuse_share(fitted, round, share)
         return fitted
 
     def lengthen(self, rounds: int, key: str) -> Self:
@@ -65,11 +73,12 @@ class Schedule(ABC):
         return {"name": name_of(self)} | {word: value for word, value in plain.items() if value is not None}
 
 
-def _is_positive(schedule: Schedule, time: float) -> bool:
-    try:
-        return isfinite(share := schedule.share_at(time)) and share > 0
-    except OverflowError:
-        return False
+def refuse_share(schedule: Schedule, time: float, given: object) -> ExperimentError:
+    """Make the error of a schedule that gives something else than a share."""
+    return ExperimentError(
+        f"the {name_of(schedule)} schedule leaves no rate in round {int(time) + 1} that is a number above 0: {given}",
+        "end = 0.01, or a schedule as long as the run; warmup = 5 begins low, and not at 0",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
