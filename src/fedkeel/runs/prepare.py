@@ -28,14 +28,15 @@ from fedkeel.data.partition.partition import Partition, assign_all
 from fedkeel.data.partition.partition import divide as divide_labels
 from fedkeel.data.prepare import Preparation, find_augmentation
 from fedkeel.engines.rehearsal import rehearse
-from fedkeel.errors import ExperimentError, MethodError, ModelError, nearest
-from fedkeel.importing import untrusted
+from fedkeel.errors import ExperimentError, MethodError, ModelError, RequestError, nearest
+from fedkeel.importing import Trust, untrusted
 from fedkeel.methods.averaging import head_tuning
 from fedkeel.methods.named import NamedModel, refusal
 from fedkeel.methods.optimisers import equip, find_optimiser
 from fedkeel.models import MODELS, head
 from fedkeel.models import build as build_model
 from fedkeel.models.classifier import map_names
+from fedkeel.models.external import check_name
 from fedkeel.problems.personal_data import rows_of, with_own_tests, without_proxy
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import CHUNK, Task
@@ -184,6 +185,21 @@ def describe_unsent(method: Method, task: Task) -> str | None:
     if not patterns or not all(map(matcher(patterns), task.initial)):
         return None
     return f"{method.name}: every layer of this model is private, so clients train alone and send nothing"
+
+
+def describe_unsaid_model(plan: Plan) -> str | None:
+    """Say that the run's folder will not bring its network back; None where it will, or where it names none."""
+    model = None if isinstance(plan.source, Problem) else plan.source.model
+    if not isinstance(model, str) or ":" not in model:
+        return None
+    try:
+        check_name(model, Trust.FILE)
+    except RequestError:
+        return (
+            f"{model} does not say what it returns, so `fedkeel resume` and `fedkeel export model` will refuse it: "
+            "write def …(…) -> torch.nn.Module"
+        )
+    return None
 
 
 def start_weights(path: Path) -> dict[str, Tensor]:

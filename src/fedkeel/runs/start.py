@@ -50,6 +50,7 @@ from fedkeel.runs.prepare import (
     describe_other_share,
     describe_task,
     describe_unjudged,
+    describe_unsaid_model,
     describe_unsent,
     method_of,
     problem_of,
@@ -220,7 +221,8 @@ def prepare(
     log.info("%s", describe_task(task))
     method = method_of(plan, task)
     notes = describe_kept_buffers(plan, task), describe_unjudged(plan), describe_other_share(plan)
-    for told in filter(None, (*notes, describe_unsent(method, task))):
+    unsaid = None if folder is None else describe_unsaid_model(plan)
+    for told in filter(None, (*notes, describe_unsent(method, task), unsaid)):
         log.warning("%s", told)
     followers = find_observers(on.track), on.callbacks
     loop = Loop(experiment, task, method, folder, on.keep_params, on.checkpoint_seconds, *followers)
