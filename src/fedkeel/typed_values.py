@@ -8,8 +8,8 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cache, cached_property
-from itertools import cycle, takewhile
+from functools import cache
+from itertools import cycle
 from math import isfinite
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -130,28 +130,6 @@ def check_fields(instance: Any, error: Refusal, what: str) -> None:
         final = tuple(value) if isinstance(value, list) else value
         if final is not given[word]:
             object.__setattr__(instance, word, final)
-
-
-def check_whole(instance: Any, error: Refusal, what: str) -> None:
-    """Refuse an object that keeps values besides its fields, where its class is no dataclass but inherits from one.
-
-    Files, fingerprints and comparisons see the fields alone. A subclass that makes no values of its own is as its base.
-    """
-    own = list(takewhile(lambda kind: "__dataclass_fields__" not in vars(kind), type(instance).__mro__))
-    if not any({"__init__", "__post_init__"} & vars(kind).keys() for kind in own):
-        return
-    known = {field.name for field in fields(instance)}
-    hidden = [name for name in vars(instance) if name not in known and not is_computed(type(instance), name)]
-    if hidden:
-        raise error(
-            f"{what} is not a dataclass, so it cannot be saved: {', '.join(hidden)} would be lost.",
-            "decorate it: @dataclass(frozen=True), with a field for each value",
-        )
-
-
-def is_computed(kind: type, name: str) -> bool:
-    """Whether an attribute is a property that was computed before."""
-    return isinstance(inspect.getattr_static(kind, name, None), cached_property)
 
 
 @cache

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, cast
 
+from fedkeel.core.hidden_values import check_whole
 from fedkeel.core.method import Method, Phase
 from fedkeel.core.objectives import OBJECTIVES, Objective
 from fedkeel.core.rule import Rule, Weighting
@@ -14,7 +15,7 @@ from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.methods.named import NamedMethod, NamedObjective, NamedRule, named_parts
 from fedkeel.plugins import find_plugin
 from fedkeel.rules import RULES
-from fedkeel.typed_values import check_keys, check_table, check_whole, read_values, show_value, to_plain, types_of
+from fedkeel.typed_values import check_keys, check_table, read_values, show_value, to_plain, types_of
 
 RULE = Kind(
     "rule", Rule, classes=True, hint="a rule is a subclass of fk.Rule under @dataclass(frozen=True)", error=MethodError

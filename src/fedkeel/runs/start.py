@@ -44,18 +44,16 @@ from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import CLIENTS, ENVIRONMENT, read_environment, rounds_in
 from fedkeel.runs.following import Given, find_callbacks, list_callbacks, warn_of_unmade
 from fedkeel.runs.loop import Loop, Progress, RunInProgress
-from fedkeel.runs.observers import Observer, as_list, find_observers
-from fedkeel.runs.prepare import (
+from fedkeel.runs.notes import (
     describe_kept_buffers,
     describe_other_share,
     describe_task,
     describe_unjudged,
     describe_unsaid_model,
     describe_unsent,
-    method_of,
-    problem_of,
-    task_maker,
 )
+from fedkeel.runs.observers import Observer, as_list, find_observers
+from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.progress_line import follow
 from fedkeel.runs.run_folder import RunFolder
 from fedkeel.typed_values import read_values, types_of
