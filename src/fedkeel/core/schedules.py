@@ -56,7 +56,7 @@ class Schedule(ABC):
                 f"{key}.warmup = {min(5, rounds - 1)}",
             )
         fitted = self.lengthen(rounds, key)
-        known = type(self) in SCHEDULES.values()  # which are least in the last round
+        known = type(self) in SCHEDULES.values()  # of which the last round says it all
         for round in range(rounds - 1 if known else 0, rounds):
             if (share := fitted.share_at(round)) == 0:
                 raise refuse_share(fitted, round, share)

@@ -106,12 +106,12 @@ def save_objective(objective: Objective) -> str | dict[str, Any]:
     if isinstance(objective, NamedObjective):
         return dict(objective.data)
     kind = type(objective)
+    check_whole(objective, MethodError, f"objective {kind.__name__}")
     name = next((word for word, known in OBJECTIVES.items() if known is kind), None)
     if not is_dataclass(kind) or (name is None and "<locals>" in kind.__qualname__):
         raise MethodError(
             f"objective {kind.__name__} cannot be saved.", "define it in a module, under @dataclass(frozen=True)"
         )
-    check_whole(objective, MethodError, f"objective {kind.__name__}")
     values = {field.name: getattr(objective, field.name) for field in fields(objective)}
     if name is None:
         return {"objective": f"{kind.__module__}:{kind.__qualname__}"} | values

@@ -212,6 +212,8 @@ def prepare(
     problem = problem_of(plan) if problem is None else problem
     if folder is not None:
         check_same_data(folder.path, plan)  # when they are here
+        if (unsaid := describe_unsaid_model(plan)) is not None:
+            log.warning("%s", unsaid)
     describe_functions(plan)  # before a loss is called, which may make a part of itself then
     task = make_task(replace(problem, metrics=problem.metrics | on.metrics) if on.metrics else problem)
     try_out(task)
@@ -219,8 +221,7 @@ def prepare(
     log.info("%s", describe_task(task))
     method = method_of(plan, task)
     notes = describe_kept_buffers(plan, task), describe_unjudged(plan), describe_other_share(plan)
-    unsaid = None if folder is None else describe_unsaid_model(plan)
-    for told in filter(None, (*notes, describe_unsent(method, task), unsaid)):
+    for told in filter(None, (*notes, describe_unsent(method, task))):
         log.warning("%s", told)
     followers = find_observers(on.track), on.callbacks
     loop = Loop(experiment, task, method, folder, on.keep_params, on.checkpoint_seconds, *followers)
