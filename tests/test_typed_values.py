@@ -331,3 +331,62 @@ def test_wrong_requests_end_with_code_2(own, words, capsys):
     said = capsys.readouterr().err
     assert "hint:" in said
     assert "unexpected" not in said
+
+
+# ---- values besides fields -----------------------------------------------------------------------------------------
+class Shorter(fk.Sam):
+    """A subclass that is no dataclass, and needs to be none: all its values are fields."""
+
+    def step(self, tree, client, at):
+        return super().step(tree * 0.5, client, at)
+
+
+class Scaled(Shorter):
+    def __init__(self, factor):
+        super().__init__(0.1)
+        object.__setattr__(self, "factor", factor)
+
+
+class BySizes(fk.BySize):
+    def __init__(self, power):
+        object.__setattr__(self, "power", power)
+
+
+class Smooth(fk.Objective):
+    def __init__(self, share):
+        object.__setattr__(self, "share", share)
+
+
+class Flat(fk.Schedule):
+    def __init__(self, share):
+        self.__dict__.update(warmup=0, by="round", share=share)
+
+    def shape(self, time):
+        return self.share
+
+
+@for_each(
+    ("given", "lost"),
+    [
+        ({"method": {"perturb": [Scaled(2.0)]}}, "factor"),
+        ({"method": {"weights": BySizes(2.0)}}, "power"),
+        ({"method": {"objective": Smooth(0.2)}}, "share"),
+        ({"schedule": Flat(0.2)}, "share"),
+    ],
+)
+def test_a_value_that_no_file_would_hold_is_refused(given, lost):
+    if "method" in given:
+        given = {"method": fk.method("mine", **{"weights": fk.BySize()} | given["method"])}
+    with pytest.raises(fk.RequestError, match=f"is not a dataclass, so it cannot be saved: {lost} would be lost"):
+        fk.Experiment(dataset="digits", **given).fingerprint()
+
+
+def test_a_subclass_without_values_of_its_own_is_saved_as_its_base():
+    def identity(rho):
+        rule = Shorter(rho)
+        assert rule.stages  # computed once, and kept
+        return fk.Experiment(
+            dataset="digits", method=fk.method("mine", perturb=[rule], weights=fk.BySize())
+        ).fingerprint()
+
+    assert identity(0.1) == identity(0.1) != identity(0.2)

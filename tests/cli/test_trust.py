@@ -42,6 +42,9 @@ def pulled(mu: float = 0.1) -> fk.Method:
 def silent(mu=0.1):
     return pulled(mu)
 
+def silent_net(classes, shape):
+    return net(classes, shape)
+
 def net(classes, shape) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes))
 
@@ -223,6 +226,17 @@ def test_names_that_are_typed_work_as_before(hostile, capsys):
     assert said.count("\nhint: add --trust") == 1
     assert call(["resume", "typed", "--rounds", "2", "--trust"]) == 0
     assert call(["resume", "net", "--rounds", "2", "--trust"]) == 0
+
+
+def test_a_run_says_at_once_that_its_folder_will_not_bring_the_network_back(hostile, capsys, caplog):
+    words = ["run", *SMALL, "--rounds", "1", "--no-progress"]
+    for model, told in (("silent_net", True), ("net", False)):
+        assert call([*words, "--model", f"evil:{model}", "--out", model]) == 0
+        assert (f"evil:{model} does not say what it returns" in capsys.readouterr().err) == told
+        assert call(["resume", model, "--rounds", "2", "--trust"]) == (2 if told else 0)
+    caplog.clear()
+    fk.run(fk.Experiment(dataset="digits", model="evil:silent_net", rounds=1), engine="serial")
+    assert "does not say" not in caplog.text  # without a folder nothing is brought back
 
 
 @pytest.mark.parametrize(("method", "ends"), [("evil:pulled", " --trust"), ("fedavg", "")])

@@ -1,6 +1,9 @@
 """Schedules: their formulas, against PyTorch's where it has one, and what does not fit a run."""
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -106,6 +109,47 @@ def test_what_does_not_fit_is_refused_in_one_line(given, line):
         fk.Experiment(dataset="digits", rounds=10, schedule=given)
     assert line in caught.value.args[0].splitlines()[0]
     assert caught.value.hint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(fk.Schedule):
+    """What a function of time gives."""
+
+    of: Callable[[float], Any]
+
+    def shape(self, time):
+        return self.of(time)
+
+
+@for_each(
+    ("of", "line"),
+    [
+        (lambda t: -1.0 if t == 1 else 1.0, "leaves no rate in round 2 that is a number above 0: -1.0"),
+        (lambda t: min(t / 3, 1.0), "round 1 that is a number above 0: 0.0"),
+        (lambda t: "a", "round 1 that is a number above 0: ValueError: could not convert string to float"),
+        (lambda t: None, "round 1 that is a number above 0: TypeError: "),
+        (lambda t: 1 / (t - 2) ** 2, "round 3 that is a number above 0: ZeroDivisionError: "),
+        (lambda t: math.inf if t == 3 else 1.0, "round 4 that is a number above 0: inf"),
+    ],
+)
+def test_an_own_schedule_is_refused_by_its_first_bad_round(of, line):
+    with pytest.raises(fk.ExperimentError) as caught:
+        fk.Experiment(dataset="digits", rounds=10, schedule=Own(of=of))
+    assert caught.value.message.startswith(f"the {__name__}:Own schedule leaves no rate in ")
+    assert line in caught.value.message
+
+
+def test_shares_within_a_round_are_checked_when_they_are_read():
+    one = Own(of=lambda t: 1.0 if t % 1 == 0 else math.inf if t < 1 else 0.0 if t < 2 else -1.0, by="step").fit(9, "x")
+    assert one.share_at(1.5) == 0.0  # a step may have none: a cosine may round to it
+    for time, given in ((0.5, "round 1 that is a number above 0: inf"), (2.5, r"round 3 .* 0: -1\.0")):
+        with pytest.raises(fk.ExperimentError, match=given):
+            one.share_at(time)
+
+
+def test_a_share_is_a_plain_number():
+    share = Own(of=lambda t: torch.tensor(0.5)).share_at(0)
+    assert (type(share), share) == (float, 0.5)
 
 
 def test_formulas_by_hand():

@@ -5,9 +5,11 @@ import pickle
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 
 import fedkeel as fk
 from fedkeel.models import build
@@ -175,12 +177,70 @@ def test_the_fast_path_of_a_transformer_layer_does_not_pass_adapters_by():
     assert not torch.allclose(fast, base(x))
 
 
+class Louder(nn.Linear):
+    def gain(self):
+        return 2 * self.bias.abs().sum()
+
+
+def test_a_layer_of_ones_own_keeps_its_methods():
+    base = nn.Sequential(Louder(3, 4), nn.Linear(4, 2))
+    adapted, plain = (disturb(fk.lora(one, 2, on="0")) for one in (base, nn.Sequential(nn.Linear(3, 4), base[1])))
+    plain.load_state_dict(adapted.state_dict())
+    assert repr(adapted) == repr(plain)  # which is part of the identity of a problem
+    for other in (adapted, copy.deepcopy(adapted), pickle.loads(pickle.dumps(adapted))):
+        assert isinstance(other[0], Louder)
+        assert other[0].gain() == base[0].gain()
+        assert torch.equal(other(torch.ones(2, 3)), plain(torch.ones(2, 3)))
+        assert trained_names(other) == trained_names(plain)
+
+
+def test_a_layer_that_computes_its_weight_or_uses_a_name_of_adapters_is_passed_over():
+    base = nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 3)), nn.Linear(3, 3), nn.Linear(3, 2))
+    assert trained_names(fk.lora(base, 2, on="*", head=())) == {"1.lora_a", "1.lora_b", "2.lora_a", "2.lora_b"}
+    with pytest.raises(fk.ModelError, match="no layer that can have an adapter is called '0'") as refused:
+        fk.lora(base, 2, on="0")
+    assert refused.value.hint == "layers: 1; 0 computes its weight from others, as by weight_norm"
+    base[1].scale = 3.0
+    assert trained_names(fk.lora(base, 2, on="*", head=())) == {"2.lora_a", "2.lora_b"}
+
+
+def test_numbers_of_numpy_are_numbers():
+    given, plain = (fk.lora(network(), *of, on="4")[4] for of in ((np.int64(2),), (2,)))
+    assert torch.equal(given.lora_a, plain.lora_a)
+    assert repr(fk.lora(network(), np.int64(2), alpha=np.float32(3), on="4")) == repr(
+        fk.lora(network(), 2, alpha=3, on="4")
+    )
+
+
+class Tied(nn.Module):
+    """A decoder that shares its matrix with the embedding, and a layer with two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.inner, self.out = nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 7)
+        self.out.weight, self.again = self.words.weight, self.inner
+
+    def forward(self, x):
+        return self.out(self.again(self.inner(self.words(x))))
+
+
+def test_a_pattern_that_fits_any_name_of_a_tied_part_means_it():
+    adapters, whole = {"inner.lora_a", "inner.lora_b"}, {"words.weight", "out.bias"}
+    for head in (None, "out", "out.*", ("words", "out.bias")):
+        for on in ("inner", "again", "*"):  # what trains as a whole gets no adapter, by whatever name
+            assert trained_names(fk.lora(Tied(), 2, on=on, head=head)) == adapters | whole, (on, head)
+    assert trained_names(fk.lora(Tied(), 2, on="inner", head="out.weight")) == adapters | {"words.weight"}
+    with pytest.raises(fk.ModelError, match="no layer that can have an adapter is called 'out'"):
+        fk.lora(Tied(), 2, on="out", head="words")
+
+
 REFUSED = {
     "unknown layer": (dict(on="*.attention.*"), "can have an adapter is called '*.attention.*'", "layers: 0, 4"),
     "unknown head": (dict(on="4", head="6"), "no parameter of the head is called '6'", "5.weight"),
-    "rank": (dict(rank=0), "at least 1, not 0", "rank=8"),
-    "half a rank": (dict(rank=0.5), "at least 1, not 0.5", "rank=8"),
-    "alpha": (dict(alpha=-1), "above 0, not -1", "alpha=16"),
+    "rank": (dict(rank=0), "rank of adapters must be at least 1: 0", "rank = 8"),
+    "half a rank": (dict(rank=0.5), "rank of adapters must be a whole number: 0.5", "rank = 8"),
+    "alpha": (dict(alpha=-1), "alpha of adapters must be above 0: -1", "alpha = 16"),
+    "seed": (dict(seed="a"), "seed of adapters must be a whole number: 'a'", "seed = 0"),
     "a number as pattern": (dict(on=4), "a pattern of names is a text, not 4", "on="),
 }
 
@@ -191,6 +251,12 @@ def test_what_is_wrong_is_refused_in_one_line():
             fk.lora(network(), **{"rank": 2, "on": "4"} | wrong)
         assert line in refused.value.message
         assert hint in refused.value.hint
+    lazy, pruned = nn.Sequential(nn.LazyLinear(3)), nn.Sequential(nn.Linear(2, 3))
+    prune.l1_unstructured(pruned[0], "weight", 0.5)
+    for base in (lazy, pruned):
+        with pytest.raises(fk.ModelError, match="the network cannot be copied: ") as refused:
+            fk.lora(base, 2, on="0", head=())
+        assert "\n" not in refused.value.message
     with pytest.raises(fk.ModelError, match=r"a torch.nn.Module, not str"):
         fk.lora("roberta-base", 8)
 

@@ -10,6 +10,7 @@ from torch import nn
 from fedkeel.errors import ModelError
 from fedkeel.models import MODELS, build, head
 from fedkeel.models.card import Tokens
+from fedkeel.models.classifier import map_names
 
 
 @pytest.mark.usefixtures("constant_weights")
@@ -39,6 +40,16 @@ def test_a_tied_tensor_has_its_first_name() -> None:
     module["fc"].weight = module["embedding"].weight
     assert head(module) == ("embedding.weight", "fc.bias")
     assert set(head(module)) <= dict(module.named_parameters()).keys()
+
+
+def test_every_name_of_a_parameter_or_layer_leads_to_the_first() -> None:
+    module = nn.ModuleDict({"embedding": nn.Embedding(5, 4), "fc": nn.Linear(4, 5)})
+    module["fc"].weight, module["again"] = module["embedding"].weight, module["fc"]
+    parameters = map_names(module.named_parameters)
+    assert list(dict.fromkeys(parameters.values())) == [name for name, _ in module.named_parameters()]
+    assert {*parameters} == {"embedding.weight", "fc.weight", "fc.bias", "again.weight", "again.bias"}
+    assert parameters["again.weight"] == parameters["fc.weight"] == "embedding.weight"
+    assert map_names(module.named_modules) == {"": "", "embedding": "embedding", "fc": "fc", "again": "fc"}
 
 
 def test_a_model_without_parameters() -> None:

@@ -293,7 +293,7 @@ def test_what_does_not_fit_together_is_told_before_anything_is_made(changes, wor
 @for_each(
     ("changes", "words"),
     [
-        ({"dtype": "float64"}, "dtype"),
+        ({"dtype": "float16"}, "dtype"),
         ({"engine": None}, "engine"),
         ({"workers": -1}, "workers"),
         ({"device": 3.5}, "device"),

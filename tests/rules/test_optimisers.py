@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import sqrt
 
 import pytest
@@ -14,6 +14,8 @@ from fedkeel.core.round import init_round
 from fedkeel.core.rule import Setting
 from fedkeel.kernels.newton_schulz import orthogonalise
 from fedkeel.rules.muon import split_matrices
+from fedkeel.rules.optimisers import Optimiser, mix_squares
+from fedkeel.studies.optimiser_grids import rates_of
 from problems import small_problem
 
 ROUNDS, EPOCHS, LR = 3, 4, 0.02
@@ -86,6 +88,37 @@ def test_one_client_trains_as_with_torch(moments):
     adagrad = fk.Adagrad(1e-8, 0.1, moments=moments)
     make = lambda p: torch.optim.Adagrad(p, LR, eps=1e-8, initial_accumulator_value=0.1)  # noqa: E731
     assert_near(train_here(adagrad), train_there(make, reset=moments == "reset"))
+
+
+@dataclass(frozen=True)
+class RmsProp(Optimiser):
+    """g / (√v + ε), v ← α v + (1 − α) g²: no more than its slots and `turn`, as the guide says."""
+
+    alpha: float = 0.9
+    moments: str = "reset"
+    slots = ("rms_v",)
+
+    def turn(self, tree, moments, count):
+        v = mix_squares(moments["rms_v"], tree, self.alpha)
+        return tree.elementwise(lambda g, v: g / (v.sqrt() + 1e-3), v), {"rms_v": v}
+
+
+@pytest.mark.parametrize("moments", ["reset", "keep", "average"])
+def test_an_own_optimiser_needs_its_slots_and_its_turn_alone(moments):
+    make = lambda p: torch.optim.RMSprop(p, LR, alpha=0.9, eps=1e-3)  # noqa: E731
+    assert_near(train_here(RmsProp(moments=moments)), train_there(make, reset=moments == "reset"))
+
+
+def test_an_own_optimiser_without_rates_has_those_of_sgd():
+    plain = fk.Experiment(dataset="digits").plan.lr
+    assert fk.Experiment(dataset="digits", optimizer=RmsProp()).plan.lr == plain
+    assert rates_of(RmsProp()) == rates_of(None)
+
+    class Rated(RmsProp):
+        rates = (0.5,)
+
+    assert fk.Experiment(dataset="digits", optimizer=Rated()).plan.lr == 0.5
+    assert rates_of(Rated()) == (0.5,)
 
 
 class TwinLion(torch.optim.Optimizer):

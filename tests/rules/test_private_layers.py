@@ -152,6 +152,25 @@ def test_what_travels_is_what_rules_say():
     assert (run.records[0].bytes_down, run.records[0].bytes_up) == (nbytes, nbytes)
 
 
+def test_a_pattern_that_fits_any_name_of_a_tied_tensor_means_it():
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    net[1].weight = net[0].weight
+    clients = [(torch.ones(2, 4), torch.zeros(2, dtype=torch.int64))]
+
+    def settle(head=None, patterns=("@head",)):
+        problem = fk.Problem(torch.nn.functional.cross_entropy, clients, net, head=head)
+        method = fk.method("m", gradient=[fk.OnlyLayers(patterns)], weights=fk.Uniform())
+        plan = fk.Experiment(problem=problem, method=method, rounds=1, participation=1.0).plan
+        return method_of(plan, task_maker(plan, torch.device("cpu"), torch.float32)(problem)).rules[0].patterns
+
+    assert settle() == settle(head="1.*") == settle(patterns=("1.*",)) == ("0.weight", "1.bias")
+    assert settle(head="1.weight") == settle(patterns=("1.weight",)) == ("0.weight",)
+    net[0].weight.requires_grad_(False)
+    assert settle(patterns=("1.*",)) == ("1.bias",)
+    with pytest.raises(fk.MethodError, match=r"names parameters '1\.weight', but the model has none"):
+        settle(patterns=("1.weight",))
+
+
 @pytest.mark.parametrize("name", ["fedper", "plgu"])
 def test_both_ways_weigh_the_shared_layers(name):
     head, whole = 128 * 10 + 10, 64 * 128 + 128 + 128 * 10 + 10

@@ -216,6 +216,20 @@ def test_float64_all_the_way():
     assert run.params["0.weight"].dtype == torch.float64
 
 
+def test_a_precision_is_a_type_of_torch_or_its_name():
+    asked = experiment(rounds=1)
+    named, given = (fk.run(asked, dtype=one, engine="serial").result for one in ("float64", torch.float64))
+    assert named["model_digest"] == given["model_digest"]
+    (together,) = fk.run_together([asked], dtype="float64")
+    assert together.params["0.weight"].dtype == torch.float64
+    for wrong in ("float16", torch.float16, "torch.float64", None, 64):
+        for train in (lambda: fk.run(asked, dtype=wrong), lambda: fk.run_together([asked], dtype=wrong)):  # noqa: B023
+            with pytest.raises(fk.RequestError, match="dtype is a type of torch or its name, not ") as refused:
+                train()
+            assert "\n" not in refused.value.message
+            assert refused.value.hint == "float32 or bfloat16 or float64"
+
+
 def test_a_data_set_of_ours_trains_by_name():
     run = fk.run(fk.Experiment(dataset="digits", model="logistic", rounds=20, epochs=1, method="fedavg"))
     assert run.best > 0.5

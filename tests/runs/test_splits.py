@@ -15,8 +15,9 @@ from fedkeel.data import DATASETS, load
 from fedkeel.data.clients import describe_clients
 from fedkeel.data.partition.registry import load_partition, may_repeat
 from fedkeel.papers.cells import PAPERS, tables
+from fedkeel.runs.notes import describe_task
 from fedkeel.runs.plan import Plan
-from fedkeel.runs.prepare import describe_task, problem_of, task_maker
+from fedkeel.runs.prepare import problem_of, task_maker
 
 REFILL = {"kind": "dirichlet", "form": "client-prior-refill", "alpha": 0.1, "clients": 20}
 FORMS = [

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from functools import cached_property, wraps
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -45,6 +46,7 @@ class Setting(NamedTuple):
     lr: float = 0.0  # the learning rate of the first round, before any schedule
     lr_decay: float = 1.0  # by which it is multiplied after each round
     lowered: bool = False  # whether networks compute in bfloat16
+    names: Mapping[str, str] = MappingProxyType({})  # every name of a parameter, with the first
 
 
 STAGES = (

@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from math import cos, isfinite, pi
+from math import cos, inf, pi
 from typing import Any, Literal, NoReturn, Self, cast
 
+from fedkeel.core.hidden_values import check_whole
 from fedkeel.errors import ExperimentError, FedkeelError, UntrustedError, nearest
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.ranges import Count, NonNegative, Positive, Whole
+from fedkeel.text import in_one_line
 from fedkeel.typed_values import check_fields, check_table, show_value
 
 WHERE = 'for example schedule = {name = "cosine", warmup = 5}'
@@ -35,8 +37,16 @@ class Schedule(ABC):
         """Return the share after the warm-up; `time` is that of the run."""
 
     def share_at(self, time: float) -> float:
-        """Return the share of the rate at that time."""
-        return (time + 1) / (self.warmup + 1) if time < self.warmup else self.shape(time)
+        """Return the share of the rate at that time; refuse what is no number, or below 0."""
+        if time < self.warmup:
+            return (time + 1) / (self.warmup + 1)
+        try:
+            share = float(self.shape(time))
+        except Exception as error:  # of someone's own code, or a number that is too large
+            raise refuse_share(self, time, f"{type(error).__name__}: {in_one_line(error)}") from error
+        if not 0 <= share < inf:
+            raise refuse_share(self, time, share)
+        return share
 
     def fit(self, rounds: int, key: str) -> Self:
         """Return this schedule for a run of so many rounds; refuse one that does not fit, where `key` names it."""
@@ -46,11 +56,10 @@ class Schedule(ABC):
                 f"{key}.warmup = {min(5, rounds - 1)}",
             )
         fitted = self.lengthen(rounds, key)
-        if not _is_positive(fitted, rounds - 1):
-            raise ExperimentError(
-                f"{key} leaves no rate in round {rounds} that is a number above 0.",
-                f"{key}.end = 0.01, or a schedule as long as the run",
-            )
+        known = type(self) in SCHEDULES.values()  # of which the last round says it all
+        for round in range(rounds - 1 if known else 0, rounds):
+            if (share := fitted.share_at(round)) == 0:
+                raise refuse_share(fitted, round, share)
         return fitted
 
     def lengthen(self, rounds: int, key: str) -> Self:
@@ -59,16 +68,18 @@ class Schedule(ABC):
 
     def save(self) -> dict[str, Any]:
         """Return it as a table for TOML."""
+        check_whole(self, ExperimentError, f"the schedule {name_of(self)}")
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         plain = {word: list(value) if isinstance(value, tuple) else value for word, value in values.items()}
         return {"name": name_of(self)} | {word: value for word, value in plain.items() if value is not None}
 
 
-def _is_positive(schedule: Schedule, time: float) -> bool:
-    try:
-        return isfinite(share := schedule.share_at(time)) and share > 0
-    except OverflowError:
-        return False
+def refuse_share(schedule: Schedule, time: float, given: object) -> ExperimentError:
+    """Make the error of a schedule that gives something else than a share."""
+    return ExperimentError(
+        f"the {name_of(schedule)} schedule leaves no rate in round {int(time) + 1} that is a number above 0: {given}",
+        "end = 0.01, or a schedule as long as the run; warmup = 5 begins low, and not at 0",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,14 @@ CPU = torch.device("cpu")
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
+def read_precision(given: torch.dtype | str) -> torch.dtype:
+    """Return the type of torch that is given, by itself or by its name; refuse one in which nothing is trained."""
+    found = PRECISIONS.get(given) if isinstance(given, str) else given
+    if found is None or found not in PRECISIONS.values():
+        raise RequestError(f"dtype is a type of torch or its name, not {given!r}.", " or ".join(PRECISIONS))
+    return found
+
+
 def check_device(name: str) -> None:
     """Refuse the name of no device; `device_of` checks whether it is present."""
     with contextlib.suppress(RuntimeError, TypeError):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, cast
 
+from fedkeel.core.hidden_values import check_whole
 from fedkeel.core.method import Method, Phase
 from fedkeel.core.objectives import OBJECTIVES, Objective
 from fedkeel.core.rule import Rule, Weighting
@@ -31,6 +32,7 @@ def save_rule(rule: Rule) -> dict[str, Any]:
         raise MethodError(
             f"rule {name} is not a dataclass, so it cannot be saved.", "decorate it: @dataclass(frozen=True)"
         )
+    check_whole(rule, MethodError, f"rule {name}")
     values = {field: getattr(rule, field.name) for field in fields(cast(Any, rule))}
     return {"rule": name} | {
         field.name: _save_value(value)
@@ -104,6 +106,7 @@ def save_objective(objective: Objective) -> str | dict[str, Any]:
     if isinstance(objective, NamedObjective):
         return dict(objective.data)
     kind = type(objective)
+    check_whole(objective, MethodError, f"objective {kind.__name__}")
     name = next((word for word, known in OBJECTIVES.items() if known is kind), None)
     if not is_dataclass(kind) or (name is None and "<locals>" in kind.__qualname__):
         raise MethodError(

@@ -7,21 +7,29 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import wrap_torch_function
 
 from fedkeel.errors import ModelError
 from fedkeel.models.classifier import head as find_head
+from fedkeel.models.classifier import map_names
 from fedkeel.randomness import key
+from fedkeel.ranges import Count, Positive, Seed
+from fedkeel.text import in_one_line
+from fedkeel.typed_values import read_values, types_of
 
 Patterns = str | Sequence[str]
 TRANSPOSED = ("transformers.pytorch_utils", "Conv1D")
 """Where the linear layers of GPT-2 are from: their weights have the inputs first."""
+ADDED = ("lora_a", "lora_b", "rank", "alpha", "matrix", "scale")
+"""What an adapted layer has besides its own."""
 
 
 class Adapted(nn.Module):
@@ -90,14 +98,34 @@ class AdaptedConv2d(Adapted, nn.Conv2d):
         return F.conv2d(x, self.weight, self.bias, *how) + change
 
 
+@cache
+def adapt_class(kind: Any) -> type[Adapted]:
+    """Return the class of adapted layers of a kind; those of a subclass of Linear or Conv2d keep what it adds."""
+    known: dict[type[nn.Module], type[Adapted]] = {nn.Linear: AdaptedLinear, nn.Conv2d: AdaptedConv2d}
+    base = next((one for one in known if issubclass(kind, one)), None)
+    if base is None:
+        return AdaptedTransposed
+    if base is kind:
+        return known[base]
+    # its code is that of its kind, and pickles name that; it prints as the others do
+    named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    reduced = {"__reduce__": lambda layer: (make_adapted, (kind,), vars(layer))}
+    return type(known[base].__name__, (known[base], kind), named | reduced)
+
+
+def make_adapted(kind: Any) -> Adapted:
+    """Make an adapted layer of a kind that has nothing yet, as pickles need it."""
+    return (made := adapt_class(kind)).__new__(made)
+
+
 def lora(
     module: nn.Module,
-    rank: int,
+    rank: Count,
     *,
-    alpha: float | None = None,
+    alpha: Positive | None = None,
     on: Patterns = ("*.attention.*",),
     head: Patterns | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> nn.Module:
     """Return the network with its weights frozen, and low-rank adapters and a head that train.
 
@@ -109,23 +137,27 @@ def lora(
     """
     if not isinstance(module, nn.Module):
         raise ModelError(f"adapters go into a torch.nn.Module, not {type(module).__name__}.", "fk.lora(net, rank=8)")
-    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-        raise ModelError(f"the rank of adapters is a whole number of at least 1, not {rank!r}.", "rank=8")
-    if not isinstance(alpha, float | int | None) or (alpha is not None and not 0 < alpha < math.inf):
-        raise ModelError(f"the alpha of adapters is a number above 0, not {alpha!r}.", "alpha=16")
-    adapted = copy.deepcopy(module, {id(p): nn.Parameter(p.detach()) for p in module.parameters()})
+    given: dict[str, Any] = {"rank": rank, "alpha": alpha, "seed": seed}
+    given = read_values(given, types_of(lora), ModelError, "adapters", {"rank": 8, "alpha": 16, "seed": 0})
+    try:
+        adapted = copy.deepcopy(module, {id(p): nn.Parameter(p.detach()) for p in module.parameters()})
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise ModelError(
+            f"the network cannot be copied: {in_one_line(error)}",
+            "call lazy layers once before, make pruning permanent (torch.nn.utils.prune.remove), and open files later",
+        ) from error
     whole = head_names(adapted, head)
     chosen = choose_layers(adapted, list_patterns(on), whole)
     for name, parameter in adapted.named_parameters():
         parameter.requires_grad_(name in whole)
         if name in whole:
             parameter.data = parameter.data.clone()
-    generator = torch.Generator().manual_seed(key(seed, "lora"))
+    generator = torch.Generator().manual_seed(key(given["seed"], "lora"))
     for name in chosen:
         layer: Any = adapted.get_submodule(name)
-        kinds = ((nn.Linear, AdaptedLinear), (nn.Conv2d, AdaptedConv2d), (nn.Module, AdaptedTransposed))
-        layer.__class__ = next(new for kind, new in kinds if isinstance(layer, kind))
-        layer.add_adapter(rank, float(rank if alpha is None else alpha), generator)
+        kind: Any = type(layer)
+        layer.__class__ = adapt_class(kind)
+        layer.add_adapter(given["rank"], float(given["alpha"] or given["rank"]), generator)
     for part in adapted.modules():
         if isinstance(part, nn.TransformerEncoderLayer):
             part.activation_relu_or_gelu = 0  # its fast path would multiply by the frozen weights alone
@@ -142,14 +174,15 @@ def list_patterns(given: Patterns) -> tuple[str, ...]:
 
 def head_names(module: nn.Module, patterns: Patterns | None) -> frozenset[str]:
     """Name the parameters that train as a whole."""
-    names = [name for name, _ in module.named_parameters()]
+    names = map_names(module.named_parameters)
     if patterns is None:
+        firsts = list(dict.fromkeys(names.values()))
         base = getattr(module, "base_model_prefix", "")  # how `transformers` calls what is below a head
-        outside = [name for name in names if base and not name.startswith(f"{base}.")]
-        return frozenset(outside if 0 < len(outside) < len(names) else find_head(module))
+        outside = [name for name in firsts if base and not name.startswith(f"{base}.")]
+        return frozenset(outside if 0 < len(outside) < len(firsts) else find_head(module))
     found: set[str] = set()
     for pattern in list_patterns(patterns):
-        here = [n for n in names if fnmatchcase(n, pattern) or fnmatchcase(n, f"{pattern}.*")]
+        here = [first for n, first in names.items() if fnmatchcase(n, pattern) or fnmatchcase(n, f"{pattern}.*")]
         if not here:
             raise ModelError(f"no parameter of the head is called {pattern!r}.", f"parameters: {list_names(names)}")
         found.update(here)
@@ -158,14 +191,24 @@ def head_names(module: nn.Module, patterns: Patterns | None) -> frozenset[str]:
 
 def choose_layers(module: nn.Module, patterns: Sequence[str], whole: frozenset[str]) -> list[str]:
     """Name the layers to adapt, in the order of the network; those that train as a whole are passed over."""
-    layers = [name for name in adaptable_layers(module) if f"{name}.weight".lstrip(".") not in whole]
+    names, weights = map_names(module.named_modules), map_names(module.named_parameters)
+    layers = [name for name in adaptable_layers(module) if weights[f"{name}.weight".lstrip(".")] not in whole]
+    chosen: set[str] = set()
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in layers):
+        here = {first for name, first in names.items() if fnmatchcase(name, pattern)}.intersection(layers)
+        if not here:
+            hint = (
+                f"layers: {list_names(layers)}" if layers else "adapters go beside torch.nn.Linear, Conv2d and Conv1D"
+            )
+            made = [
+                name for name in names if fnmatchcase(name, pattern) and is_parametrized(module.get_submodule(name))
+            ]
             raise ModelError(
                 f"no layer that can have an adapter is called {pattern!r}.",
-                f"layers: {list_names(layers)}" if layers else "adapters go beside torch.nn.Linear, Conv2d and Conv1D",
+                f"{hint}; {made[0]} computes its weight from others, as by weight_norm" if made else hint,
             )
-    return [name for name in layers if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        chosen |= here
+    return [name for name in layers if name in chosen]
 
 
 def adaptable_layers(module: nn.Module) -> Iterator[str]:
@@ -173,6 +216,8 @@ def adaptable_layers(module: nn.Module) -> Iterator[str]:
     for name, layer in module.named_modules():
         if isinstance(layer, NonDynamicallyQuantizableLinear):
             continue  # torch.nn.MultiheadAttention multiplies by its weights itself
+        if "weight" not in layer._parameters or any(hasattr(layer, word) for word in ADDED):
+            continue
         if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:
             yield name
         elif isinstance(layer, nn.Conv2d) and type(layer).forward is nn.Conv2d.forward:

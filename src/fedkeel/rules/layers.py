@@ -33,14 +33,18 @@ def names_of(patterns: Patterns, setting: Setting, rule: Rule) -> Patterns:
             f"{type(rule).__name__} is about the model's head, but this problem does not say what that is.",
             'name its parameters: Problem(…, head=("fc.*",))',
         )
-    wanted = tuple(name for p in patterns for name in (setting.head if p == HEAD else (p,)))
-    for pattern in wanted:
-        if not any(map(matcher((pattern,)), setting.layout.shapes)):
+    names = {name: name for name in setting.layout.shapes} | dict(setting.names)
+    found: set[str] = set()
+    for pattern in (name for p in patterns for name in (setting.head if p == HEAD else (p,))):
+        fits = matcher((pattern,))
+        here = {first for name, first in names.items() if fits(name)}
+        if not here:
             raise MethodError(
                 f"{type(rule).__name__} names parameters {pattern!r}, but the model has none.",
-                nearest(pattern, setting.layout.shapes, "parameters"),
+                nearest(pattern, names, "parameters"),
             )
-    return tuple(filter(matcher(wanted), setting.layout.shapes))
+        found |= here
+    return tuple(name for name in setting.layout.shapes if name in found)
 
 
 class NamesLayers(Rule):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -30,16 +30,21 @@ class Optimiser(Rule):
     that share an optimiser begin alike, but for keep, where one goes on from the other.
     """
 
-    moments: Moments
+    moments: Moments = "reset"
     slots: ClassVar[tuple[str, ...]]  # names of the moments
-    counter: ClassVar[str]  # name of the count of steps
-    rates: ClassVar[tuple[float, ...]]  # learning rates that a sweep tries where none are given
+    counter: ClassVar[str]  # name of the count of steps; without one it has that of the class
+    rates: ClassVar[tuple[float, ...]] = ()  # learning rates that a sweep tries where none are given; (): those of SGD
     optimiser: ClassVar[bool] = True
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if not hasattr(cls, "counter"):
+            cls.counter = f"{cls.__name__}_count"
+
     @property
-    def rate(self) -> float:
-        """The learning rate of an experiment that gives none."""
-        return self.rates[-2]
+    def rate(self) -> float | None:
+        """The learning rate of an experiment that gives none; None leaves it to the data set."""
+        return self.rates[-2:][0] if self.rates else None
 
     def turn(self, tree: Tree, moments: State, count: Tensor) -> tuple[Tree, State]:
         """Turn a direction into a step; return it with the new moments. `count` is 1 in the first step."""

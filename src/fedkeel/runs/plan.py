@@ -192,7 +192,8 @@ def plan(asked: Mapping[str, Any]) -> Plan:
 def _own_rate(method: Method) -> dict[str, float]:
     """The learning rate of an optimiser where none is asked for: plain and preset ones are rates of SGD."""
     optimiser = find_optimiser(method)
-    return {"lr": optimiser.rate} if isinstance(optimiser, Optimiser) else {}
+    rate = optimiser.rate if isinstance(optimiser, Optimiser) else None
+    return {} if rate is None else {"lr": rate}
 
 
 def _source(asked: Mapping[str, Any]) -> tuple[Method, Division | Problem]:

@@ -21,7 +21,7 @@ from fedkeel.core.client_epochs import ClientEpochs
 from fedkeel.core.method import Method, Phase
 from fedkeel.core.rule import Rule, Setting
 from fedkeel.data import Dataset, Samples, load
-from fedkeel.data.clients import SharedClients, describe_clients, to_tensors
+from fedkeel.data.clients import SharedClients
 from fedkeel.data.dataset import DatasetCard, Joined
 from fedkeel.data.partition.feature_shift import FeatureShift
 from fedkeel.data.partition.partition import Partition, assign_all
@@ -35,16 +35,15 @@ from fedkeel.methods.named import NamedModel, refusal
 from fedkeel.methods.optimisers import equip, find_optimiser
 from fedkeel.models import MODELS, head
 from fedkeel.models import build as build_model
+from fedkeel.models.classifier import map_names
 from fedkeel.problems.personal_data import rows_of, with_own_tests, without_proxy
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import CHUNK, Task
 from fedkeel.randomness import key
-from fedkeel.rules import ClipHere, ClipNorm, DecayHere, KeepModel, OwnHeavyBall, WeightDecay
-from fedkeel.rules.layers import matcher
+from fedkeel.rules import ClipHere, ClipNorm, DecayHere, KeepModel, WeightDecay
 from fedkeel.rules.rates import FollowSchedule
-from fedkeel.rules.sharing import ShareBuffers, confine, private
+from fedkeel.rules.sharing import ShareBuffers, confine
 from fedkeel.runs.experiment import from_python, lost
-from fedkeel.runs.participation import share_of
 from fedkeel.runs.plan import Plan
 
 
@@ -140,51 +139,6 @@ def task_maker(plan: Plan, device: torch.device, dtype: torch.dtype) -> Callable
     )
 
 
-def describe_task(task: Task) -> str:
-    """Who holds how much, in one line."""
-    proxy = task.problem.proxy
-    server = 0 if proxy is None else len(to_tensors(proxy, "the proxy")[0])
-    return describe_clients(task.problem.data, task.tests, task.validation, server)
-
-
-def describe_kept_buffers(plan: Plan, task: Task) -> str | None:
-    """Say that the server's model is scored without the buffers that clients keep; None where it is not scored."""
-    if task.buffers is None or plan.buffers == "average" or (task.test is None and task.validation is None):
-        return None
-    told = 'buffers = "keep": the server scores its model with the buffers that the run began with, which says little'
-    return told + ("" if plan.evaluation else '; evaluation = {"model": "global"} takes those of each client')
-
-
-def describe_unjudged(plan: Plan) -> str | None:
-    """Say that clients' own models are judged by no number; None where a policy judges them, or there are none."""
-    if plan.evaluation is not None or not plan.method.is_personal:
-        return None
-    return (
-        f"{plan.method.name} trains a model for each client, and accuracy is that of the server's: "
-        "evaluation.model=local judges the clients'"
-    )
-
-
-def describe_other_share(plan: Plan) -> str | None:
-    """Say that a method counts on another share of the clients than takes part; None where it is the same."""
-    share = share_of(plan.participation)
-    shares = [rule.share for rule in plan.method.rules if isinstance(rule, OwnHeavyBall) and rule.share != share]
-    if not shares or plan.participants is not None:
-        return None
-    return (
-        f"{plan.method.name} counts on a share of {shares[0]:g} of the clients in each round, and {share:g} take part: "
-        f"method.share={share:g} is what its formula means"
-    )
-
-
-def describe_unsent(method: Method, task: Task) -> str | None:
-    """Say that clients send nothing, because every layer is private; None where some are not."""
-    patterns = private(method)
-    if not patterns or not all(map(matcher(patterns), task.initial)):
-        return None
-    return f"{method.name}: every layer of this model is private, so clients train alone and send nothing"
-
-
 def start_weights(path: Path) -> dict[str, Tensor]:
     """Weights to begin from, by name."""
     try:
@@ -205,7 +159,9 @@ def method_of(plan: Plan, task: Task) -> Method:
     sizes = task.clients.sizes[task.clients.sizes > 0]
     size = float(sizes.mean()) if len(sizes) else 0.0
     lowered = task.compute != task.dtype
-    setting = Setting(task.initial.layout, head_of(task), plan.most_epochs(size), size, plan.lr, plan.decay, lowered)
+    layout = task.initial.layout
+    names = {name: first for name, first in name_parameters(task).items() if first in layout.shapes}
+    setting = Setting(layout, head_of(task), plan.most_epochs(size), size, plan.lr, plan.decay, lowered, names)
     clip: tuple[Rule, ...] = (ClipNorm(plan.clip),) if plan.clip else ()
     decay: tuple[Rule, ...] = (WeightDecay(plan.weight_decay),) if plan.weight_decay else ()
     method, policy = plan.method, plan.evaluation
@@ -238,15 +194,21 @@ def head_of(task: Task) -> tuple[str, ...]:
     """Names of the classifier's parameters: what the problem says, or the last module that has any."""
     given = task.problem.head
     if given is not None:
-        known = {*task.initial, *(() if task.module is None else dict(task.module.named_parameters()))}
+        names = name_parameters(task)
         for pattern in given:
-            if not any(fnmatchcase(name, pattern) for name in known):
+            if not any(fnmatchcase(name, pattern) for name in names):
                 raise ModelError(
                     f"the problem's head names parameters {pattern!r}, but the model has none.",
-                    nearest(pattern, known, "parameters"),
+                    nearest(pattern, names, "parameters"),
                 )
-        return tuple(name for name in task.initial if any(fnmatchcase(name, pattern) for pattern in given))
+        found = {first for name, first in names.items() if any(fnmatchcase(name, pattern) for pattern in given)}
+        return tuple(name for name in task.initial if name in found)
     return () if task.module is None else tuple(name for name in head(task.module) if name in task.initial)
+
+
+def name_parameters(task: Task) -> dict[str, str]:
+    """Every name of a parameter, also of a frozen one, with the first."""
+    return {name: name for name in task.initial} if task.module is None else map_names(task.module.named_parameters)
 
 
 def measured(phase: Phase, task: Task) -> Phase:

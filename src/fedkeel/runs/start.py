@@ -16,7 +16,7 @@ import torch
 from fedkeel.core.method import Method
 from fedkeel.engines.choose import Choice, ChosenEngine, check_name, choose_engine, settle_device
 from fedkeel.engines.engine import Engine, StatesLost
-from fedkeel.engines.machine import PRECISIONS, check_workers, device_of, steady
+from fedkeel.engines.machine import check_workers, device_of, read_precision, steady
 from fedkeel.engines.measure import Job, RemainingWork
 from fedkeel.engines.memory import explain_device_errors
 from fedkeel.errors import RequestError, explain_typos
@@ -44,17 +44,16 @@ from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import CLIENTS, ENVIRONMENT, read_environment, rounds_in
 from fedkeel.runs.following import Given, find_callbacks, list_callbacks, warn_of_unmade
 from fedkeel.runs.loop import Loop, Progress, RunInProgress
-from fedkeel.runs.observers import Observer, as_list, find_observers
-from fedkeel.runs.prepare import (
+from fedkeel.runs.notes import (
     describe_kept_buffers,
     describe_other_share,
     describe_task,
     describe_unjudged,
+    describe_unsaid_model,
     describe_unsent,
-    method_of,
-    problem_of,
-    task_maker,
 )
+from fedkeel.runs.observers import Observer, as_list, find_observers
+from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.progress_line import follow
 from fedkeel.runs.run_folder import RunFolder
 from fedkeel.typed_values import read_values, types_of
@@ -72,7 +71,7 @@ def run(
     out: str | PathLike[str] | None = None,
     engine: str = "auto",
     device: str = "auto",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     keep_params: bool = False,
     workers: int | None = None,
     progress: Progress | bool | None = None,
@@ -88,10 +87,11 @@ def run(
     `callbacks` are told of every round, keep models and may stop the run: fk.KeepBest(), fk.EarlyStop(), your own.
     `metrics` are measured in every evaluation: "f1", "auc", "ece", functions of (predictions, targets), "module:name".
     `progress` None shows a line in a terminal or a notebook, True always, False never; or give a follower of your own.
+    `dtype` is torch.float32, torch.bfloat16 or torch.float64, or its name: "bfloat16".
     """
     followers = as_list(track), find_callbacks(callbacks), find_metrics(metrics)
     place = device_of(settle_device(engine, device))
-    on = Place(engine, place, dtype, workers, keep_params, checkpoint_seconds, command, *followers)
+    on = Place(engine, place, read_precision(dtype), workers, keep_params, checkpoint_seconds, command, *followers)
     attempts = 1
     while True:
         try:
@@ -133,9 +133,6 @@ class Place:
         check_workers(self.workers)
         asked = {"checkpoint_seconds": self.checkpoint_seconds, "keep_params": self.keep_params}
         read_values(asked, types_of(Place), RequestError)
-        if self.dtype not in PRECISIONS.values():
-            known = " or ".join(map(str, PRECISIONS.values()))
-            raise RequestError(f"dtype is a type of torch, not {self.dtype!r}.", known)
 
 
 class Started(NamedTuple):
@@ -215,6 +212,8 @@ def prepare(
     problem = problem_of(plan) if problem is None else problem
     if folder is not None:
         check_same_data(folder.path, plan)  # when they are here
+        if (unsaid := describe_unsaid_model(plan)) is not None:
+            log.warning("%s", unsaid)
     describe_functions(plan)  # before a loss is called, which may make a part of itself then
     task = make_task(replace(problem, metrics=problem.metrics | on.metrics) if on.metrics else problem)
     try_out(task)

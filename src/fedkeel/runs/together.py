@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedkeel.engines.engine import ClientOutcome, RoundRequest
-from fedkeel.engines.machine import device_of
+from fedkeel.engines.machine import device_of, read_precision
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.stacked.joint import JointEngine, joinable
 from fedkeel.errors import FedkeelError, RequestError, RunError, explain_typos
@@ -63,7 +63,7 @@ def run_together(
     *,
     out: Sequence[str | PathLike[str]] | None = None,
     device: str = "auto",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     keep_params: bool = False,
     progress: Sequence[Progress | None] = (),
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
@@ -93,7 +93,8 @@ def run_together(
         check_list(progress, "followers", "progress=[one for each]", len(experiments))
     nothing = [None] * len(experiments)
     followers = as_list(track), find_callbacks(callbacks), find_metrics(metrics)
-    place = Place("stacked", device_of(device), dtype, None, keep_params, checkpoint_seconds, command, *followers)
+    found, kind = device_of(device), read_precision(dtype)
+    place = Place("stacked", found, kind, None, keep_params, checkpoint_seconds, command, *followers)
     with session(place.device) as closing:
         given = zip(experiments, out or nothing, progress or nothing, strict=True)
         begun = refuse_without_room([start_alone(*one, place, closing) for one in given])

@@ -113,8 +113,8 @@ def optimiser_of(method: str, grid: Mapping[str, Sequence[Any]], base: Mapping[s
 
 
 def rates_of(rule: Rule | None) -> tuple[float, ...]:
-    """The learning rates that an optimiser is tuned on; None is SGD."""
-    return rule.rates if isinstance(rule, Optimiser) else SGD_RATES
+    """The learning rates that an optimiser is tuned on; None is SGD, whose rates those without any have, too."""
+    return rule.rates if isinstance(rule, Optimiser) and rule.rates else SGD_RATES
 
 
 def describe_grid(grid: Mapping[str, Sequence[Any]]) -> str:

@@ -1,0 +1,76 @@
+"""What a run says before it begins: who holds how much, and what may surprise."""
+
+from __future__ import annotations
+
+from fedkeel.core.method import Method
+from fedkeel.data.clients import describe_clients, to_tensors
+from fedkeel.errors import RequestError
+from fedkeel.importing import Trust
+from fedkeel.models.external import check_name
+from fedkeel.problems.problem import Problem
+from fedkeel.problems.task import Task
+from fedkeel.rules import OwnHeavyBall
+from fedkeel.rules.layers import matcher
+from fedkeel.rules.sharing import private
+from fedkeel.runs.participation import share_of
+from fedkeel.runs.plan import Plan
+
+
+def describe_task(task: Task) -> str:
+    """Who holds how much, in one line."""
+    proxy = task.problem.proxy
+    server = 0 if proxy is None else len(to_tensors(proxy, "the proxy")[0])
+    return describe_clients(task.problem.data, task.tests, task.validation, server)
+
+
+def describe_kept_buffers(plan: Plan, task: Task) -> str | None:
+    """Say that the server's model is scored without the buffers that clients keep; None where it is not scored."""
+    if task.buffers is None or plan.buffers == "average" or (task.test is None and task.validation is None):
+        return None
+    told = 'buffers = "keep": the server scores its model with the buffers that the run began with, which says little'
+    return told + ("" if plan.evaluation else '; evaluation = {"model": "global"} takes those of each client')
+
+
+def describe_unjudged(plan: Plan) -> str | None:
+    """Say that clients' own models are judged by no number; None where a policy judges them, or there are none."""
+    if plan.evaluation is not None or not plan.method.is_personal:
+        return None
+    return (
+        f"{plan.method.name} trains a model for each client, and accuracy is that of the server's: "
+        "evaluation.model=local judges the clients'"
+    )
+
+
+def describe_other_share(plan: Plan) -> str | None:
+    """Say that a method counts on another share of the clients than takes part; None where it is the same."""
+    share = share_of(plan.participation)
+    shares = [rule.share for rule in plan.method.rules if isinstance(rule, OwnHeavyBall) and rule.share != share]
+    if not shares or plan.participants is not None:
+        return None
+    return (
+        f"{plan.method.name} counts on a share of {shares[0]:g} of the clients in each round, and {share:g} take part: "
+        f"method.share={share:g} is what its formula means"
+    )
+
+
+def describe_unsent(method: Method, task: Task) -> str | None:
+    """Say that clients send nothing, because every layer is private; None where some are not."""
+    patterns = private(method)
+    if not patterns or not all(map(matcher(patterns), task.initial)):
+        return None
+    return f"{method.name}: every layer of this model is private, so clients train alone and send nothing"
+
+
+def describe_unsaid_model(plan: Plan) -> str | None:
+    """Say that the run's folder will not bring its network back; None where it will, or where it names none."""
+    model = None if isinstance(plan.source, Problem) else plan.source.model
+    if not isinstance(model, str) or ":" not in model:
+        return None
+    try:
+        check_name(model, Trust.FILE)
+    except RequestError:
+        return (
+            f"{model} does not say what it returns, so `fedkeel resume` and `fedkeel export model` will refuse it: "
+            "write def …(…) -> torch.nn.Module"
+        )
+    return None
