@@ -365,9 +365,16 @@ class Flat(fk.Schedule):
         return self.share
 
 
+class Sorted(fk.Iid):
+    def __init__(self, start):
+        super().__init__(4)
+        object.__setattr__(self, "start", start)
+
+
 @for_each(
     ("given", "lost"),
     [
+        ({"partition": Sorted(3)}, "start"),
         ({"method": {"perturb": [Scaled(2.0)]}}, "factor"),
         ({"method": {"weights": BySizes(2.0)}}, "power"),
         ({"method": {"objective": Smooth(0.2)}}, "share"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from math import cos, inf, pi
 from typing import Any, Literal, NoReturn, Self, cast
 
-from fedkeel.core.hidden_values import check_whole
+from fedkeel.hidden_values import check_whole
 from fedkeel.errors import ExperimentError, FedkeelError, UntrustedError, nearest
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.ranges import Count, NonNegative, Positive, Whole

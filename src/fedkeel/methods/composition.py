@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, cast
 
-from fedkeel.core.hidden_values import check_whole
+from fedkeel.hidden_values import check_whole
 from fedkeel.core.method import Method, Phase
 from fedkeel.core.objectives import OBJECTIVES, Objective
 from fedkeel.core.rule import Rule, Weighting

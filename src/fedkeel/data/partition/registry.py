@@ -6,7 +6,7 @@ In text the base of a partition comes last: "long-tail:imbalance=100,base=dirich
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from fedkeel.data.partition.dirichlet import Dirichlet
@@ -18,6 +18,7 @@ from fedkeel.data.partition.own import NAME, PYTHON, OwnPartition, is_own, read_
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.pathological import Pathological
 from fedkeel.errors import ExperimentError, explain_typos, require_known
+from fedkeel.hidden_values import check_whole
 from fedkeel.importing import Trust
 from fedkeel.plugins import find_plugin
 from fedkeel.typed_values import check_table
@@ -126,6 +127,8 @@ def save_partition(partition: Partitioner) -> dict[str, Any]:
         return dict(partition.settings)
     kind = next((name for name, known in PARTITIONS.items() if known is type(partition)), None)
     if kind is None:
+        if is_dataclass(partition):
+            check_whole(partition, ExperimentError, f"the partition {type(partition).__name__}")
         return {"kind": f"{PYTHON}{partition!r}"}
     # what came later is left out where it has its default, so that older runs keep their names
     later = getattr(partition, "later", ())
