@@ -12,7 +12,7 @@ import fedkeel
 
 ROOT = Path(fedkeel.__file__).parent
 
-GROUND = "errors hidden_values importing plugins randomness ranges streams text typed_values written_values"
+GROUND = "errors importing plugins randomness ranges streams text typed_values written_values"
 MATERIAL = f"kernels core data models {GROUND}"
 WINGS = f"analysis optim methods rules engines problems {MATERIAL}"
 ALLOWED = {
@@ -20,8 +20,7 @@ ALLOWED = {
     **dict.fromkeys(["randomness", "ranges", "streams", "text"], ""),
     "errors": "text",
     "typed_values": "errors ranges text",
-    "hidden_values": "errors ranges text typed_values",
-    "written_values": "errors text",
+    "written_values": "errors ranges text typed_values",
     "importing": "errors ranges text typed_values",
     "plugins": "errors importing ranges text typed_values",
     # what everything is made of

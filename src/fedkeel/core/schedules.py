@@ -8,12 +8,12 @@ from dataclasses import dataclass, fields, replace
 from math import cos, inf, pi
 from typing import Any, Literal, NoReturn, Self, cast
 
-from fedkeel.hidden_values import check_whole
 from fedkeel.errors import ExperimentError, FedkeelError, UntrustedError, nearest
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.ranges import Count, NonNegative, Positive, Whole
 from fedkeel.text import in_one_line
 from fedkeel.typed_values import check_fields, check_table, show_value
+from fedkeel.written_values import check_whole
 
 WHERE = 'for example schedule = {name = "cosine", warmup = 5}'
 

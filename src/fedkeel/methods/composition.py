@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, cast
 
-from fedkeel.hidden_values import check_whole
 from fedkeel.core.method import Method, Phase
 from fedkeel.core.objectives import OBJECTIVES, Objective
 from fedkeel.core.rule import Rule, Weighting
@@ -16,6 +15,7 @@ from fedkeel.methods.named import NamedMethod, NamedObjective, NamedRule, named_
 from fedkeel.plugins import find_plugin
 from fedkeel.rules import RULES
 from fedkeel.typed_values import check_keys, check_table, read_values, show_value, to_plain, types_of
+from fedkeel.written_values import check_whole
 
 RULE = Kind(
     "rule", Rule, classes=True, hint="a rule is a subclass of fk.Rule under @dataclass(frozen=True)", error=MethodError

@@ -18,11 +18,10 @@ from fedkeel.data.partition.own import NAME, PYTHON, OwnPartition, is_own, read_
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.pathological import Pathological
 from fedkeel.errors import ExperimentError, explain_typos, require_known
-from fedkeel.hidden_values import check_whole
 from fedkeel.importing import Trust
 from fedkeel.plugins import find_plugin
 from fedkeel.typed_values import check_table
-from fedkeel.written_values import parse_fields
+from fedkeel.written_values import check_whole, parse_fields
 
 PARTITIONS: dict[str, type[Any]] = {
     "iid": Iid,
