@@ -6,7 +6,7 @@ In text the base of a partition comes last: "long-tail:imbalance=100,base=dirich
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Any
 
 from fedkeel.data.partition.dirichlet import Dirichlet
@@ -126,7 +126,7 @@ def save_partition(partition: Partitioner) -> dict[str, Any]:
         return dict(partition.settings)
     kind = next((name for name, known in PARTITIONS.items() if known is type(partition)), None)
     if kind is None:
-        if is_dataclass(partition):
+        if hasattr(partition, "__dataclass_fields__"):
             check_whole(partition, ExperimentError, f"the partition {type(partition).__name__}")
         return {"kind": f"{PYTHON}{partition!r}"}
     # what came later is left out where it has its default, so that older runs keep their names
