@@ -32,6 +32,7 @@ class Squared(Objective):
     """Half the squared output of each sample's own class, times a number."""
 
     weight: float
+    most: float | None = None
 
     def losses(self, output: torch.Tensor, target: torch.Tensor, given: Given) -> torch.Tensor:
         return self.weight / 2 * output.gather(-1, target.unsqueeze(-1)).squeeze(-1).square()
@@ -101,6 +102,7 @@ def test_texts_and_tables_of_files():
     for given in ("calibrated:0.5", {"objective": "calibrated", "tau": 0.5}):
         data = {"name": "mine", "phases": [{"objective": given}]}
         assert objectives_of(composition.load(data)) == [fk.Calibrated(0.5)]
+        assert composition.load({"name": "mine", "objective": given}) == composition.load(data)
         assert composition.rewrite(data)["phases"] in ([{"objective": "calibrated:0.5"}], data["phases"])
 
 
@@ -160,7 +162,7 @@ def test_a_users_own_objective_trains_as_its_formula_says(engine):
 def test_a_users_own_objective_is_saved_by_its_module():
     mine = fk.method("mine", weights=fk.Uniform(), objective=Squared(0.3))
     saved = composition.save(mine)["phases"][0]["objective"]
-    assert saved == {"objective": f"{__name__}:Squared", "weight": 0.3}
+    assert saved == {"objective": f"{__name__}:Squared", "weight": 0.3}  # what is None is left out, as TOML needs it
     assert composition.load(composition.save(mine), Trust.FILE) == mine
 
 
