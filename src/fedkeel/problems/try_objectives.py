@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from fedkeel.data.clients import Rows, Sample
 from fedkeel.errors import DataError, FedkeelError, MethodError
 from fedkeel.models import MODELS
 from fedkeel.problems.module_state import copy_trained
-from fedkeel.problems.predictions import class_scores
+from fedkeel.problems.predictions import class_scores, names_a_class
 from fedkeel.problems.separability import are_those_of, draw_samples, list_models, spread, train_but_norms
 from fedkeel.problems.try_out import FAILURES, takes_last_axis
 from fedkeel.randomness import list_gpus
@@ -53,15 +54,12 @@ def try_objective(task: Task, method: Method, objective: Objective, message: Sta
     """Refuse an objective that does not take what the network gives in training, or gives no value for each sample."""
     if objective.of_problem or task.clients.sizes.max() == 0:
         return
-    judged = []
-    for model, count in zip(list_models(task), (2, 3), strict=True):  # there may be two classes, but not three, too
-        assert isinstance(model, nn.Module)
-        try:
-            judged.append(predict(task, model, objective, message, np.zeros(count, np.int64)))
-        except FedkeelError:
-            raise
-        except FAILURES:  # of the network: training says what is wrong
-            return
+    try:
+        judged = predict_some(task, objective, message)
+    except FedkeelError:
+        raise
+    except FAILURES:  # of the network: training says what is wrong
+        return
     if objective.scores:
         check_scores(task, method, objective, judged)
     name = type(objective).__name__
@@ -74,7 +72,7 @@ def try_objective(task: Task, method: Method, objective: Objective, message: Sta
         except FAILURES as error:
             raise MethodError(
                 f"objective {name} of {method.name} does not take the outputs of this network: {in_one_line(error)}",
-                f"it is given outputs {describe(output)} and targets {describe(tensors[-1])}",
+                f"its output is {describe(output)}, its target {describe(tensors[-1])}",
             ) from error
         if not isinstance(losses, Tensor):
             raise MethodError(
@@ -88,8 +86,14 @@ def try_objective(task: Task, method: Method, objective: Objective, message: Sta
             )
 
 
-def predict(task: Task, model: nn.Module, objective: Objective, message: State, rows: Rows) -> Judged:
-    """Ask the network about samples of the client that has most, as in training."""
+def predict_some(task: Task, objective: Objective, message: State) -> list[Judged]:
+    """Ask some networks about samples of the client that has most: the second about one more than the first."""
+    rows, models = spread(int(task.clients.sizes.max())), enumerate(list_models(task))
+    return [predict(task, model, objective, message, np.append(rows, rows[:more])) for more, model in models]
+
+
+def predict(task: Task, model: Any, objective: Objective, message: State, rows: Rows) -> Judged:
+    """Ask a network about samples of the client that has most, as in training."""
     noise = torch.zeros((), dtype=torch.int64, device=task.device)
     batch = task.batch(int(task.clients.sizes.argmax()), rows, noise=noise)
     with torch.random.fork_rng(devices=list_gpus(task.device)):
@@ -106,7 +110,7 @@ def check_scores(task: Task, method: Method, objective: Objective, judged: list[
     output, tensors = given[0]
     target, reads = tensors[-1], f"{method.name} ({objective}) reads scores of several classes"
     alike = isinstance(output, Tensor) and output.shape == target.shape and "histogram" not in objective.asks
-    if class_scores(output, target) is None and not (alike and has_shares(task)):
+    if class_scores(output, target) is None and not (alike and may_be_shares(target)):
         raise MethodError(
             f"{reads}, and this network gives {describe(output)} for targets {describe(target)}.",
             "take a method that reads the problem's loss alone, or give the network a score for each of two classes",
@@ -123,10 +127,8 @@ def check_scores(task: Task, method: Method, objective: Objective, judged: list[
         )
 
 
-def has_shares(task: Task) -> bool:
+def may_be_shares(target: Tensor) -> bool:
     """Whether targets have a share for each of several classes; blank ones, which a server has of its sites, may."""
-    client = int(task.clients.sizes.argmax())
-    target = task.prepare(task.clients.rows(client, spread(int(task.clients.sizes[client]))))[-1]
     if not target.is_floating_point() or target.dim() < 2 or target.shape[1] == 1:
         return False
     return are_shares(target, 1) or not target.any()
@@ -141,7 +143,7 @@ def are_shares(numbers: Tensor, axis: int) -> bool:
 def describe(part: Any) -> str:
     """Say what a network, a loss or data give: the shape and the type of a tensor, or what else it is."""
     if not isinstance(part, Tensor):
-        return f"of type {type(part).__name__}"
+        return f"a {type(part).__name__}"
     return f"{['n', *part.shape[1:]] if part.dim() else []} of {part.dtype}".replace("torch.", "").replace("'", "")
 
 
@@ -162,25 +164,24 @@ def bear_filling(task: Task, method: Method) -> bool:
 
 def bears_filling(task: Task, objective: Objective, message: State) -> bool:
     """Whether the values of some samples stay as they are where others fill the batch up and the mask says so."""
-    rows = spread(int(task.clients.sizes.max()))
-    mask = torch.ones(len(rows) + 2, dtype=task.dtype, device=task.device)
-    mask[len(rows) :] = 0
-
-    def fill(part: Any) -> Any:
-        return torch.cat([part, part[:1], part[:1]]) if isinstance(part, Tensor) and len(part) == len(rows) else part
-
-    for model in list_models(task):
-        assert isinstance(model, nn.Module)
-        output, tensors, given = predict(task, model, objective, message, rows)
-        filled = given._replace(reference=_pytree.tree_map(fill, given.reference), mask=mask)
+    for output, tensors, given in predict_some(task, objective, message):
+        fill = partial(add_rows, len(tensors[0]))
+        mask = torch.ones(len(tensors[0]), dtype=task.dtype, device=task.device)
+        filled = given._replace(reference=_pytree.tree_map(fill, given.reference), mask=functional.pad(mask, (0, 2)))
         with torch.random.fork_rng(devices=list_gpus(task.device)):
             plain = objective.losses(output, tensors[-1], given)
             if plain.dim() == 0:
                 return False
-            found = objective.losses(_pytree.tree_map(fill, output), fill(tensors[-1]), filled)[: len(rows)]
+            found = objective.losses(_pytree.tree_map(fill, output), fill(tensors[-1]), filled)[: len(mask)]
         if not are_those_of(found, [plain]):
             return False
     return True
+
+
+def add_rows(count: int, part: Any) -> Any:
+    """Repeat the first row twice at the end of what has that many."""
+    has = isinstance(part, Tensor) and part.dim() > 0 and len(part) == count
+    return torch.cat([part, part[:1], part[:1]]) if has else part
 
 
 @torch.no_grad()
@@ -200,7 +201,8 @@ def describe_other_loss(method: Method, task: Task) -> str | None:
             if (scores := class_scores(output, tensors[-1])) is None:
                 return None
             own = task.compute_loss(task.mean_loss, model, tensors, output).mean()
-        if not torch.allclose(own, functional.cross_entropy(scores.movedim(-1, 1), tensors[-1]), rtol=1e-3, atol=1e-5):
+        known = tensors[-1].masked_fill(~names_a_class(tensors[-1], scores.shape[-1]), -100)
+        if not torch.allclose(own, functional.cross_entropy(scores.movedim(-1, 1), known), rtol=1e-3, atol=1e-5):
             return (
                 f"{method.name} trains on plain cross-entropy, and the problem's own loss has other values: its "
                 "weights of classes, smoothing or further terms are only measured"
