@@ -13,6 +13,7 @@ from torch.nn import functional
 import fedkeel as fk
 from fedkeel.core.objectives import correlation
 from fedkeel.methods import build
+from fedkeel.problems.calling import find_classifier
 from problems import small_problem
 
 SIZES = (7, 4, 5)
@@ -168,6 +169,57 @@ def test_what_feddecorr_cannot_do_is_said_in_a_line() -> None:
     with pytest.raises(fk.MethodError, match="fedlc trains on an objective of its own"):
         build("feddecorr+fedlc")
     assert build("feddecorr+fedprox", {"beta": 0.2}).phases[0].objective == fk.Decorrelated(0.2)
+
+
+class Tied(nn.Module):
+    """Words that are read and written by one matrix; `tied` False has a copy for writing. The last layer is called by
+    name."""
+
+    def __init__(self, tied: bool, embedding_last: bool = False) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(0)
+        layers = {"read": nn.Embedding(7, 4), "write": nn.Linear(4, 7, bias=False)}
+        for name in sorted(layers, reverse=embedding_last):
+            self.add_module(name, layers[name])
+        layers["read"].weight = nn.Parameter(torch.randn(7, 4, generator=draw))
+        layers["write"].weight = layers["read"].weight if tied else nn.Parameter(layers["read"].weight.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.write(input=self.read(x).tanh())
+
+
+@pytest.mark.parametrize("embedding_last", [False, True])
+@pytest.mark.parametrize("head", [None, "write.*", "read.weight"])
+def test_an_embedding_with_the_classifiers_weights_is_not_the_classifier(
+    head: str | None, embedding_last: bool
+) -> None:
+    model = Tied(tied=True, embedding_last=embedding_last)
+    assert find_classifier(model, None if head is None else [head]) is model.write
+
+
+def test_feddecorr_of_tied_weights_steps_by_both_of_their_slopes() -> None:
+    """One step: the slope in tied weights is the sum of those in a matrix and in its copy."""
+    words = torch.arange(14).remainder(7)
+    clients = [(words, words.flip(0))]
+    given = [fk.Problem(model=Tied(tied), loss=functional.cross_entropy, clients=clients) for tied in (True, False)]
+    settings = {"rounds": 1, "epochs": 1, "batch_size": 16, "lr": 0.1, "method": {"name": "feddecorr", "beta": 0.5}}
+    first = given[0].model.read.weight.detach().double()
+    for engine in ("serial", "stacked"):
+        tied, apart = (
+            fk.run(fk.Experiment(problem=one, **settings), dtype=torch.float64, engine=engine).params for one in given
+        )
+        torch.testing.assert_close(tied["read.weight"], apart["read.weight"] + apart["write.weight"] - first)
+
+
+def test_a_head_without_features_is_refused() -> None:
+    """An embedding is given numbers of words."""
+    words = torch.arange(14).remainder(7)
+    given = fk.Problem(
+        model=Tied(tied=False), loss=functional.cross_entropy, clients=[(words, words)], head="read.weight"
+    )
+    for engine in ("serial", "stacked"):
+        with pytest.raises(fk.ModelError, match="the model calls none as a layer"):
+            fk.run(fk.Experiment(problem=given, method="feddecorr", rounds=1, epochs=1, lr=0.1), engine=engine)
 
 
 def squares(output: Tensor, target: Tensor) -> Tensor:

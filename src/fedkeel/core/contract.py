@@ -10,7 +10,7 @@ import torch
 from fedkeel.core.objectives import Objective
 from fedkeel.core.rule import STAGES, Rule, State, Weighting
 from fedkeel.core.trees import Tree
-from fedkeel.errors import MethodError
+from fedkeel.errors import MethodError, nearest
 
 if TYPE_CHECKING:
     from fedkeel.core.method import Method, Phase
@@ -20,6 +20,9 @@ CLIENT_FACTS = ("size", "steps", "lr", "client", "histogram")
 
 FACTS = (*CLIENT_FACTS, "population", "loss", "learned", "weights", "update", "delta")
 """Names that reports hold beside the slots of rules."""
+
+ASKED = ("histogram", "key")
+"""Facts that objectives are given where they ask for them."""
 
 RESERVED = ("params", "buffers", "own_buffers")
 """Slots of the model itself; "own_buffers" are those of a model that a client does not send."""
@@ -113,6 +116,12 @@ def _check_phase(method: Method, phase: Phase) -> None:
             f"what {name_of(phase.perturb[0])} climbs on must be an Objective, not {phase.ascends!r}.",
             "for example needs_gradient = fk.Loss()",
         )
+    for objective in filter(None, (phase.objective, phase.ascends)):
+        for fact in set(objective.asks) - set(ASKED):
+            raise MethodError(
+                f"{type(objective).__name__} of {method.name!r} asks for {fact!r}, which objectives are not given.",
+                nearest(fact, ASKED, "facts"),
+            )
     for rule in (*phase.perturb[1:], *phase.gradient):
         if rule.needs_gradient is not None:
             raise MethodError(

@@ -41,12 +41,13 @@ class Objective:
     asks: ClassVar[tuple[str, ...]] = ()  # facts that are gathered only when asked for: "histogram", "key"
     of: ClassVar[str] = ""  # the method of the model that gives the output, called with the key if asked for
     total: ClassVar[bool] = False  # the values of a batch are added up, not averaged
+    scores: ClassVar[bool] = False  # takes scores of several classes before a softmax; other outputs are refused
 
     def __post_init__(self) -> None:
         check_fields(self, MethodError, f"objective {type(self).__name__}")
 
     def losses(self, output: Any, target: Tensor, given: Given) -> Tensor:
-        """One value per sample."""
+        """One value per sample, or one number for the batch."""
         raise MethodError(f"{type(self).__name__} does not say its losses.", "def losses(self, output, target, given)")
 
 
@@ -71,12 +72,20 @@ class Distilled(Objective):
 
     temperature: Positive = 3.0
     reference: ClassVar[bool] = True
+    scores: ClassVar[bool] = True
 
     def losses(self, output: Tensor, target: Tensor, given: Given) -> Tensor:
         assert given.reference is not None
-        mine = functional.log_softmax(output / self.temperature, -1)
-        theirs = functional.log_softmax(given.reference / self.temperature, -1)
+        both = (put_classes_last(scores, target) / self.temperature for scores in (output, given.reference))
+        mine, theirs = (functional.log_softmax(scores, -1) for scores in both)
         return (theirs.exp() * (theirs - mine)).sum(-1)
+
+
+def put_classes_last(output: Tensor, target: Tensor) -> Tensor:
+    """Scores with the classes on the last axis. They lie on the second, as in PyTorch's cross-entropy, also where the
+    target has a share for each class; where that does not fit, they lie on the last already."""
+    second = target.shape in (output.shape, output.shape[:1] + output.shape[2:])
+    return output.movedim(1, -1) if second else output
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,7 @@ class Guided(Objective):
     reference: ClassVar[bool] = True
     teacher: ClassVar[str] = "trajectory"
     adds: ClassVar[bool] = True
+    scores: ClassVar[bool] = True
 
     def losses(self, output: Tensor, target: Tensor, given: Given) -> Tensor:
         return self.gamma * self.temperature**2 * Distilled(self.temperature).losses(output, target, given)
@@ -123,16 +133,28 @@ def correlation(features: Tensor, mask: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Calibrated(Objective):
-    """Cross-entropy of outputs lowered by τ n_c^(−1/4); classes the client has no sample of do not compete."""
+    """Cross-entropy of outputs lowered by τ n_c^(−1/4); classes the client has no sample of do not compete.
+
+    Targets that name no class, such as -100, are left out of the mean.
+    """
 
     tau: NonNegative = 1.0
     asks: ClassVar[tuple[str, ...]] = ("histogram",)
+    scores: ClassVar[bool] = True
 
     def losses(self, output: Tensor, target: Tensor, given: Given) -> Tensor:
         assert given.histogram is not None
         margin = self.tau * given.histogram.clamp(min=1.0) ** -0.25
-        shifted = (output - margin).masked_fill(given.histogram == 0, -torch.inf)
-        return functional.cross_entropy(shifted, target, reduction="none")
+        shifted = (put_classes_last(output, target) - margin).masked_fill(given.histogram == 0, -torch.inf)
+        counts = (target >= 0) & (target < shifted.shape[-1])
+        each = functional.cross_entropy(shifted.movedim(-1, 1), target.masked_fill(~counts, -100), reduction="none")
+        return each * divide_by_counted(counts.to(each), given.mask)
+
+
+def divide_by_counted(counts: Tensor, mask: Tensor | None) -> Tensor:
+    """What turns a mean over all targets of the real samples into that over those which count: 1 where all do."""
+    real = torch.ones_like(counts) if mask is None else mask.view(-1, *[1] * (counts.dim() - 1)).expand_as(counts)
+    return real.sum() / (real * counts).sum().clamp(min=1.0)
 
 
 @dataclass(frozen=True)

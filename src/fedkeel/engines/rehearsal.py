@@ -20,6 +20,7 @@ from fedkeel.engines.cost import sent
 from fedkeel.engines.engine import client_facts
 from fedkeel.errors import MethodError
 from fedkeel.problems.task import Task
+from fedkeel.problems.try_objectives import try_objective
 
 
 class Rehearsal(NamedTuple):
@@ -41,6 +42,7 @@ def rehearse(method: Method, task: Task) -> None:
                 f"{method.name!r} sends.",
                 f"add the rule whose broadcast sends {objective.teacher!r}",
             )
+        try_objective(task, method, objective, message)
     server = init_server(watched, task.initial, task.buffers)
     reports = stack([report])
     reports["population"] = reports["lr"].new_ones(())

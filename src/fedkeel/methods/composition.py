@@ -112,7 +112,7 @@ def save_objective(objective: Objective) -> str | dict[str, Any]:
         raise MethodError(
             f"objective {kind.__name__} cannot be saved.", "define it in a module, under @dataclass(frozen=True)"
         )
-    values = {field.name: getattr(objective, field.name) for field in fields(objective)}
+    values = {field.name: value for field in fields(objective) if (value := getattr(objective, field.name)) is not None}
     if name is None:
         return {"objective": f"{kind.__module__}:{kind.__qualname__}"} | values
     if not values:
@@ -216,16 +216,17 @@ def rewrite(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load(data: Mapping[str, Any], trust: Trust = Trust.NOTHING) -> Method:
-    """A method from its composition; `phases` may be left out when `perturb` and `gradient` say all."""
+    """A method from its composition; `phases` may be left out when `perturb`, `gradient` and `objective` say all."""
     settings = dict(data)
-    known = {*(field.name for field in fields(Method)), "perturb", "gradient"}
+    of_phase = ("perturb", "gradient", "objective")
+    known = {*(field.name for field in fields(Method)), *of_phase}
     check_keys(settings, known, MethodError, "a method", "part")
-    single = {part: settings.pop(part) for part in ("perturb", "gradient") if part in settings}
+    single = {part: settings.pop(part) for part in of_phase if part in settings}
     phases = settings.pop("phases", None)
     if phases is not None and not isinstance(phases, list | tuple):
         raise MethodError(f"phases must be a list of tables: {show_value(phases)}", "write phases = [{gradient = […]}]")
     if single and phases:
-        raise MethodError("a method has either phases or perturb and gradient, not both.")
+        raise MethodError(f"a method has either phases or {' and '.join(single)}, not both.")
     extra: dict[str, Any] = {
         part: _load_phase(settings.pop(part), trust) for part in ("server_phase", "final") if part in settings
     }

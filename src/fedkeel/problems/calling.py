@@ -80,11 +80,15 @@ def read_logits(output: Any) -> Any:
 
 # ---- features: what the classifier is given ------------------------------------------------------------------------
 def find_classifier(module: nn.Module, patterns: Sequence[str] | None) -> nn.Module | None:
-    """Find the first layer of the head that the problem names, or the last layer with parameters."""
-    names: Sequence[str] = head(module)
-    if patterns is not None:
-        names = [name for name, _ in module.named_parameters() if any(fnmatchcase(name, one) for one in patterns)]
-    return module.get_submodule(names[0].rpartition(".")[0]) if names else None
+    """Find the first layer of the head that the problem names, or the last layer with parameters.
+
+    Where an embedding has the same weights, it is not the classifier.
+    """
+    wanted = head(module) if patterns is None else patterns
+    named = module.named_parameters(remove_duplicate=False)
+    first = next((p for name, p in named if name in wanted or any(fnmatchcase(name, one) for one in wanted)), None)
+    layers = [part for part in module.modules() if any(p is first for p in part.parameters(recurse=False))]
+    return next((part for part in reversed(layers) if not isinstance(part, nn.Embedding | nn.EmbeddingBag)), None)
 
 
 @contextmanager
@@ -94,15 +98,19 @@ def note_inputs(layer: nn.Module | None) -> Iterator[list[Tensor]]:
     if layer is None:
         yield inputs
         return
-    with layer.register_forward_pre_hook(lambda layer, given: inputs.append(given[0])):
+
+    def note(layer: nn.Module, placed: tuple[Any, ...], named: dict[str, Any]) -> None:
+        inputs.append(placed[0] if placed else next(iter(named.values())))
+
+    with layer.register_forward_pre_hook(note, with_kwargs=True):
         yield inputs
 
 
 def read_features(inputs: list[Tensor]) -> Tensor:
     """Return what the classifier was given last; refuse a model that never called it as a layer."""
-    if not inputs:
+    if not inputs or not isinstance(inputs[-1], Tensor) or not inputs[-1].is_floating_point():
         raise ModelError(
-            "this method reads what the classifier is given, and the model calls none as a layer.",
+            "this method reads the features that the classifier is given, and the model calls none as a layer.",
             "name a layer that it calls: Problem(head=[…])",
         )
     return inputs[-1]

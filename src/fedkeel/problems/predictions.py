@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedkeel.core.objectives import put_classes_last
+
 COUNTED = "targets that count"
 """The share of targets that name a class: it is measured beside the accuracy, and is no measure of its own."""
 
@@ -23,11 +25,8 @@ def class_scores(output: Any, target: Tensor) -> Tensor | None:
         return None
     if output.dim() != target.dim() + 1:
         return None
-    if output.shape[:1] + output.shape[2:] == target.shape:
-        output = output.movedim(1, -1)
-    elif output.shape[:-1] != target.shape:
-        return None
-    return output if output.shape[-1] > 1 else None
+    scores = put_classes_last(output, target)
+    return scores if scores.shape[:-1] == target.shape and scores.shape[-1] > 1 else None
 
 
 def names_a_class(target: Tensor, classes: int) -> Tensor:

@@ -42,11 +42,7 @@ def loss_is_a_mean(task: Task) -> bool:
 
     With class weights, or where samples are left out, it is not: the rarest labels are among those samples.
     """
-    there = np.flatnonzero(task.clients.sizes)[:SHOWN]
-    some = [task.prepare(task.clients.rows(int(c), spread(int(task.clients.sizes[c])))) for c in there]
-    rare = [task.prepare(sample) for sample in find_rare_samples(task.clients)]
-    some += [one for one in rare if [t.shape[1:] for t in one] == [t.shape[1:] for t in some[0]]]
-    tensors = tuple(join_rows(column) for column in zip(*some, strict=True))
+    tensors = draw_samples(task)
     with torch.random.fork_rng(devices=[]):
         for model in list_models(task):
             if isinstance(model, nn.Module):
@@ -65,6 +61,15 @@ def loss_is_a_mean(task: Task) -> bool:
             if not (is_mean_of(whole, each) if whole.dim() == 0 else are_those_of(whole, each)):
                 return False
     return True
+
+
+def draw_samples(task: Task) -> Sample:
+    """Some samples of several clients, and one for each of the rarest labels."""
+    there = np.flatnonzero(task.clients.sizes)[:SHOWN]
+    some = [task.prepare(task.clients.rows(int(c), spread(int(task.clients.sizes[c])))) for c in there]
+    rare = [task.prepare(sample) for sample in find_rare_samples(task.clients)]
+    some += [one for one in rare if [t.shape[1:] for t in one] == [t.shape[1:] for t in some[0]]]
+    return tuple(join_rows(column) for column in zip(*some, strict=True))
 
 
 @torch.no_grad()
@@ -106,6 +111,7 @@ def find_rare_samples(data: ClientData) -> Iterator[Sample]:
         yield data.rows(owner, np.array([row]))
 
 
+@torch.no_grad()
 def list_models(task: Task) -> Iterator[nn.Module | dict[str, Tensor]]:
     """Yield the initial model, and one with other weights: a head or a gate of zeros would hide a lot."""
     draw = torch.Generator().manual_seed(0)

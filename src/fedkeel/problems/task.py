@@ -197,8 +197,9 @@ class Task:
         self, model: nn.Module | Mapping[str, Tensor], tensors: Sample, objective: Objective, noise: Tensor | None
     ) -> Any:
         """What an objective judges: the model's prediction, or what another of its methods gives."""
-        if objective.features:
-            with note_inputs(self.classifier) as inputs:
+        if objective.features and isinstance(model, nn.Module):
+            own = self.classifier if model is self.module else find_classifier(model, self.problem.head)
+            with note_inputs(own) as inputs:
                 return self.predict(model, tensors), read_features(inputs)
         if not objective.of:
             return self.predict(model, tensors)

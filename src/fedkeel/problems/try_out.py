@@ -108,24 +108,30 @@ def refuse_unfit_rows(task: Task, client: int, whose: str) -> None:
 
 
 def warn_of_axis(task: Task, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> None:
-    """Say that the loss takes the classes from the last axis, where that and the second fit and the accuracy takes the
-    second. A number added to all scores of one target changes no loss of classes: so it shows where they lie."""
-    target, there = tensors[-1], tensors[-1].shape
-    if task.module is None or "accuracy" in task.metrics or target.dim() < 2:
-        return
-    with torch.random.fork_rng(devices=list_gpus(task.device)):
-        output = task.predict(model, tensors)
-        if class_scores(output, target) is None or output.shape[:-1] != there or output.shape[2:] != there[1:]:
-            return
-        added = torch.linspace(0, 1, target.numel()).view(there).to(output)
-        both = (output, output + added.unsqueeze(1), output + added.unsqueeze(-1))
-        plain, second, last = (task.losses(model, tensors, one).mean() for one in both)
-    if torch.isclose(last, plain, rtol=1e-4) and not torch.isclose(second, plain, rtol=1e-4):
+    """Say that the loss takes the classes from the last axis, where the accuracy takes them from the second."""
+    if "accuracy" not in task.metrics and takes_last_axis(task, model, tensors):
         log.warning(
             "the loss takes the classes from the last axis of outputs %s, and the accuracy from the second, since both "
             'fit: put them on the second, or give metrics={"accuracy": function}',
-            tuple(output.shape),
+            tuple(task.predict(model, tensors).shape),
         )
+
+
+@torch.no_grad()
+def takes_last_axis(task: Task, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> bool:
+    """Whether the loss takes the classes from the last axis, where the second fits, too. A number added to all scores
+    of one target changes no loss of classes: so it shows where they lie."""
+    target, there = tensors[-1], tensors[-1].shape
+    if task.module is None or target.dim() < 2:
+        return False
+    with torch.random.fork_rng(devices=list_gpus(task.device)):
+        output = task.predict(model, tensors)
+        if class_scores(output, target) is None or output.shape[:-1] != there or output.shape[2:] != there[1:]:
+            return False
+        added = torch.linspace(0, 1, target.numel()).view(there).to(output)
+        both = (output, output + added.unsqueeze(1), output + added.unsqueeze(-1))
+        plain, second, last = (task.losses(model, tensors, one).mean() for one in both)
+    return bool(torch.isclose(last, plain, rtol=1e-4) and not torch.isclose(second, plain, rtol=1e-4))
 
 
 def check_constant(task: Task, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> None:

@@ -39,6 +39,7 @@ from fedkeel.models.classifier import map_names
 from fedkeel.problems.personal_data import rows_of, with_own_tests, without_proxy
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import CHUNK, Task
+from fedkeel.problems.try_objectives import check_outputs
 from fedkeel.randomness import key
 from fedkeel.rules import ClipHere, ClipNorm, DecayHere, KeepModel, WeightDecay
 from fedkeel.rules.rates import FollowSchedule
@@ -242,18 +243,7 @@ def ended(phase: Phase, clip: tuple[Rule, ...], decay: tuple[Rule, ...]) -> Phas
 
 def check_fit(method: Method, task: Task) -> None:
     """Refuse a method that needs what the problem lacks."""
-    for objective in method.objectives:
-        if not objective.of_problem and task.module is None:
-            raise MethodError(
-                f"{method.name} needs the outputs of a model ({objective}), but this problem has only params.",
-                "give it a module: Problem(model=…)",
-            )
-        of = objective.of
-        if of and not callable(getattr(task.module, of, None)):
-            raise MethodError(
-                f"{method.name} needs a model with a random code ({of}), which {type(task.module).__name__} lacks.",
-                f"use one that has: {', '.join(n for n, c in MODELS.items() if 'code' in c.defaults)}",
-            )
+    check_outputs(method, task)
     if "histogram" in method.asks and task.problem.classes is None:
         raise MethodError(f"{method.name} counts the samples of each class.", "say how many there are: classes=10")
     if method.server_phase is not None and task.problem.proxy is None:

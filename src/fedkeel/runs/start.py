@@ -26,6 +26,7 @@ from fedkeel.problems.personal_data import check_own_tests
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.sound_data import check_data, check_pairs
 from fedkeel.problems.task import Task
+from fedkeel.problems.try_objectives import describe_other_loss
 from fedkeel.problems.try_out import try_out
 from fedkeel.ranges import NonNegative
 from fedkeel.runs.callbacks import Callback
@@ -221,7 +222,7 @@ def prepare(
     log.info("%s", describe_task(task))
     method = method_of(plan, task)
     notes = describe_kept_buffers(plan, task), describe_unjudged(plan), describe_other_share(plan)
-    for told in filter(None, (*notes, describe_unsent(method, task))):
+    for told in filter(None, (*notes, describe_unsent(method, task), describe_other_loss(method, task))):
         log.warning("%s", told)
     followers = find_observers(on.track), on.callbacks
     loop = Loop(experiment, task, method, folder, on.keep_params, on.checkpoint_seconds, *followers)

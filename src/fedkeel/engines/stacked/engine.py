@@ -39,6 +39,7 @@ from fedkeel.engines.stacked.graphs import GraphScan
 from fedkeel.engines.stacked.stacked_batches import RowStore, StackedBatch, plan_stack
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.task import Scores, Task
+from fedkeel.problems.try_objectives import bear_filling
 from fedkeel.problems.try_out import explain_by_rows
 
 log = logging.getLogger("fedkeel")
@@ -70,6 +71,8 @@ class StackedEngine:
         self.task, self.method, self.training = task, method, training
         with explain_by_rows(task):
             self.gradient = StackedWorkspace(task) if general else choose_workspace(task)
+            if not bear_filling(task, method):
+                self.gradient.separable = self.gradient.report.fills_up = False
         self.workspace = Workspace(task)
         kernels = self.gradient.by_kernels
         self.scorer = Scorer(self.workspace, lowered=kernels and task.compute != task.dtype, stacked=kernels)

@@ -160,7 +160,9 @@ class StackedWorkspace:
         else:
             if losses.dim() == 0:
                 losses = self.losses_by_sample(model, tensors, output)
-            total = ((losses.flatten(1).mean(1) if losses.dim() > 1 else losses) * mask).sum()
+            if losses.dim() > 1:
+                losses = losses.flatten(1).sum(1) if aim.objective.total else losses.flatten(1).mean(1)
+            total = (losses * mask).sum()
             reduced = total if aim.objective.total else total / mask.sum()
         if not aim.objective.adds:
             return reduced

@@ -111,7 +111,9 @@ class NetworkReport:
         if vmapped:
             found["vmapped one by one"] = f"{_list(vmapped)} (PyTorch's own operations, often several times slower)"
         if not self.fills_up:
-            found["batches"] = "of one size at a time, because samples meet in the network, its dropout or its loss"
+            found["batches"] = (
+                "of one size at a time, because samples meet in the network, its dropout, its loss or an objective"
+            )
         if self.looped:
             found["client by client"] = f"{_list(Counter(self.looped))} (no faster than the serial engine)"
         return found
