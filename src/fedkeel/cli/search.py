@@ -86,7 +86,7 @@ def search(
             drawn = propose_candidates(asked, side, execute) if proposed else asked.draw(side)
             if len(drawn) < asked.candidates:
                 tries = f"the {side} side has {plural(len(drawn), 'candidate')} of {asked.candidates}"
-                note(f"{tries}: there are no more in its grid")
+                note(f"{tries}: {'Optuna found no more' if proposed else 'there are no more in its grid'}")
             sides[side] = halve(asked, drawn, execute)
             write_tries(out / "search.jsonl", sides)
         if not json:
