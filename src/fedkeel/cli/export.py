@@ -89,17 +89,17 @@ def cite(
     Give a method's name, or a run's folder; for a run its data set is cited too.
     """
     from fedkeel.data import DATASETS
-    from fedkeel.methods import build
+    from fedkeel.methods import build, papers_of
     from fedkeel.papers.citations import CITATIONS
     from fedkeel.runs.experiment import Experiment
     from fedkeel.runs.folder import read_experiment
 
     if Path(what).is_dir():
         data = read_experiment(Path(what))
-        papers, dataset = Experiment.recall(data).plan.method.papers, DATASETS.get(str(data.get("dataset")))
+        method, dataset = Experiment.recall(data).plan.method, DATASETS.get(str(data.get("dataset")))
     else:
-        papers, dataset = build(what).papers, None
-    entries = [CITATIONS[key] for key in papers if key in CITATIONS]
+        method, dataset = build(what), None
+    entries = [CITATIONS[key] for key in papers_of(method) if key in CITATIONS]
     entries += [] if dataset is None else [dataset.citation]
     typer.echo("\n\n".join(entry.strip() for entry in dict.fromkeys(entries)))
 
