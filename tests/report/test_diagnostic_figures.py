@@ -103,6 +103,15 @@ def test_the_note_says_whether_methods_share_their_plane(tmp_path):
         assert words in charts["parameters-pca"].note
 
 
+def test_the_note_of_points_speaks_of_numbers_where_there_are_some(tmp_path):
+    for name, classes in (("some", [3, 7]), ("none", None)):
+        found = embedding(None)
+        found["kinds"]["parameter"]["classes"] = classes
+        setting = setting_of(analysed(tmp_path / name, "fedavg", embedding=found))
+        charts = {chart.file: chart for chart in diagnostic_charts(setting)}
+        assert charts["parameters-pca"].note.endswith("numbers are classes") is (classes is not None)
+
+
 def test_samples_have_a_panel_for_each_method_and_a_number_for_each_class(tmp_path):
     methods = ("fedavg", "fedsam")
     folders = [analysed(tmp_path / one, one, embedding=embedding(None, "client sample")) for one in methods]
