@@ -36,7 +36,7 @@ def write_listing(group: str, listed: list[Listed], entry: Callable[[Listed], di
 
 def method_entry(card: MethodCard) -> dict[str, Any]:
     """A method: its rules as a file has them, hyper-parameters, costs and papers."""
-    from fedkeel.methods import composition, papers_of
+    from fedkeel.methods import composition
 
     return {
         "name": card.name,
@@ -45,7 +45,7 @@ def method_entry(card: MethodCard) -> dict[str, Any]:
         "hyperparameters": {one.name: one.default for one in card.hyperparameters},
         "backward_passes": card.passes_in_short,
         "costs": None if card.costs is None else asdict(card.costs),
-        "papers": list(papers_of(card.method)),
+        "papers": list(card.method.papers),
         "composition": composition.save(card.method),
     }
 

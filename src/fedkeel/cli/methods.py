@@ -123,7 +123,6 @@ def write_ratio(ratio: float) -> str:
 
 def show_card(card: MethodCard, console: Console) -> None:
     from fedkeel.catalogue.cards import list_chains, objectives, step_order
-    from fedkeel.methods import papers_of
     from fedkeel.papers.citations import CITATIONS, authors, title
 
     console.print(Text(card.name, "bold") + Text(f"  {card.family}", "dim"))
@@ -144,16 +143,15 @@ def show_card(card: MethodCard, console: Console) -> None:
             made.add_row(f"method.{parameter.name}", str(parameter.default), parameter.meaning)
         console.print(made)
     console.print(facts(list_costs(card)))
-    papers = papers_of(card.method)
-    if papers:
+    if card.method.papers:
         console.print(Text("\nPapers", "bold"))
-    for key in papers:
+    for key in card.method.papers:
         known = key in CITATIONS
         console.print(Padding(f"{authors(key)}: {title(key)}" if known else key, (0, 0, 0, 2)))
     first = next((p for p in card.hyperparameters if isinstance(p.default, int | float)), None)
     example = "" if first is None else f" --set method.{first.name}={first.default}"
     judged = " --set evaluation.model=local" if card.method.is_personal else ""
-    cite = f"BibTeX: fedkeel cite {card.name} · " if papers else ""
+    cite = f"BibTeX: fedkeel cite {card.name} · " if card.method.papers else ""
     console.print(Text(f"\n{cite}try it: fedkeel run --method {card.name}{example}{judged}", "dim"))
 
 
