@@ -1,8 +1,9 @@
 """Cards of methods: read from docstrings and counted, for every method of the table."""
 
+import inspect
 import io
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -17,9 +18,12 @@ from fedkeel.catalogue.cards import costs, meaning, sentences_about
 from fedkeel.catalogue.pages import page
 from fedkeel.cli.methods import NOTES, show_card
 from fedkeel.core.method import Phase, method
-from fedkeel.methods import METHODS, PLUGINS, build, hyperparameters
+from fedkeel.core.objectives import Calibrated
+from fedkeel.methods import METHODS, PLUGINS, build, hyperparameters, papers_of
+from fedkeel.methods.optimisers import give_optimiser
+from fedkeel.methods.rule_papers import PAPERS, PAPERS_OF_KINDS
 from fedkeel.papers.citations import CITATIONS, authors, field, title
-from fedkeel.rules import BySize, HighPass, Sam
+from fedkeel.rules import RULES, AdamW, BySize, HighPass, ModelEma, On, Sam, ServerMomentum, Uniform
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "methods"
@@ -48,6 +52,33 @@ def test_every_paper_of_a_method_can_be_cited():
         papers = build(name).papers
         assert papers, name
         assert set(papers) <= set(CITATIONS), name
+        assert papers_of(build(name)) == papers, name
+
+
+def names_paper(key, text):
+    """Whether a docstring names a paper, by what it is called or by who wrote it."""
+    words = {re.sub(r"[^a-z]", "", word.lower()) for word in re.findall(r"[\w-]+", text)}
+    return key in words or authors(key) in " ".join(text.split())
+
+
+def test_the_papers_of_a_rule_are_those_that_its_docstring_names():
+    for name, rule in RULES.items():
+        text = inspect.getdoc(rule)
+        assert all(names_paper(key, text) for key in PAPERS_OF_KINDS[rule]), name
+        known = any(PAPERS_OF_KINDS.get(kind) for kind in rule.__mro__) or rule is HighPass
+        source = re.findall(r"\(([^()]*\d{4})\)", text)
+        assert known or not any(names_paper(key, part) for part in source for key in CITATIONS), name
+    assert set(PAPERS) <= set(CITATIONS)
+
+
+def test_a_composition_cites_the_papers_of_its_rules_once():
+    parts = {"perturb": [Sam(0.1), HighPass(0.1)], "gradient": [On("fc.*", HighPass(0.1)), HighPass(0.2)]}
+    made = method("mine", **parts, weights=Uniform(), server=[ServerMomentum(0.9), ModelEma(0.9)])
+    mine = ("sam", "fedfft", "specgradfilter", "fedavgm", "ema")
+    assert papers_of(made) == mine
+    assert papers_of(give_optimiser(made, AdamW())) == ("adamw", *mine)
+    assert papers_of(replace(made, papers=("plgu",))) == ("plgu", *mine)
+    assert papers_of(method("mine", weights=Uniform(), objective=Calibrated(0.5))) == ("fedlc",)
 
 
 @for_each(

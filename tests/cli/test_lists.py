@@ -199,6 +199,13 @@ def test_an_exported_model_is_the_runs_model(fedkeel, trained):
         assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in expected.items())
 
 
+def test_an_export_tells_of_layers_that_only_clients_train(fedkeel, trained):
+    for method, told in (("fedper", True), ("fedavg", False)):
+        (run,) = trained("--method", method)
+        done = fedkeel("export", "model", run["folder"], "m.safetensors")
+        assert ("clients keep to themselves: the head. In the file these are as the run began" in done.err) is told
+
+
 def test_an_exported_model_starts_another_experiment(fedkeel, trained):
     (run,) = trained("--method", "fedavg")
     fedkeel("export", "model", run["folder"], "m.safetensors")

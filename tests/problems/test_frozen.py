@@ -230,12 +230,51 @@ def test_of_a_network_from_python_what_was_trained_is_exported(fedkeel, tmp_path
     run = trained(adapted_problem(), out=tmp_path / "run")
     done = fedkeel("export", "model", "run", "adapters.safetensors")
     assert done.code == 0
-    assert "given from Python and is not in the file" in " ".join(done.err.split())
+    told = " ".join(done.err.split())
+    assert "what was trained alone, without the frozen base, for strict=False" in told
+    assert "was given from Python" in told
     assert load_file(tmp_path / "adapters.safetensors").keys() == run.params.keys()
     other = adapted_problem()
     other.model[0].weight.data.mul_(2)
     with pytest.raises(fk.FolderError, match="differs in: problem"):
         trained(other, out=tmp_path / "run")
+
+
+TIED = """
+import torch
+import fedkeel as fk
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.register_buffer("places", torch.arange(4))
+
+    def forward(self, x):
+        return self.second(self.first(x + self.places))
+
+
+x, y = torch.eye(4), torch.arange(4)
+problem = fk.Problem(model=Net(), loss=torch.nn.CrossEntropyLoss(), clients=[(x, y)] * 2, test=(x, y))
+"""
+
+
+def test_with_its_problem_an_exported_model_has_all_that_load_state_dict_takes(fedkeel, tmp_path, monkeypatch):
+    (tmp_path / "own_tied.py").write_text(TIED)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = importlib.import_module("own_tied")
+    monkeypatch.setitem(importlib.sys.modules, "own_tied", importlib.sys.modules.pop("own_tied"))
+    trained(own.problem, dtype=torch.float32, out=tmp_path / "run")
+    assert fedkeel("export", "model", "run", "part.safetensors").code == 0
+    assert fedkeel("export", "model", "run", "whole.safetensors", "--problem", "own_tied:problem").code == 0
+    part, whole, model = load_file("part.safetensors"), load_file("whole.safetensors"), own.Net()
+    assert set(model.state_dict()) - set(part) == {"second.weight", "places"}
+    model.load_state_dict(whole)
+    assert torch.equal(model.second.weight, part["first.weight"])
+    again = trained(own.problem, dtype=torch.float32, init="whole.safetensors", lr=1e-30)
+    assert torch.equal(again.params["first.weight"], part["first.weight"])
 
 
 def test_start_weights_leave_the_networks_own_base_alone(tmp_path):

@@ -43,6 +43,19 @@ def test_a_tracked_spectrum_is_the_mean_over_rounds_and_seeds(tmp_path):
     assert line.get_ydata() == pytest.approx([1.5, 0.75, 0.5])
 
 
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_maps_by_round_have_a_cell_around_every_round_and_row(tmp_path, rounds):
+    extra = {"gradient-spectrum/distance/1": 1.0, "critical/fc.weight": 1.0}
+    setting = setting_of(made_up(tmp_path / "a", rounds=rounds, tracked=False, extra=extra))
+    charts = {chart.file: chart for chart in diagnostic_charts(setting)}
+    for name, row in (("gradient-spectrum-by-round", 1), ("critical-layers", 0)):
+        axes = charts[name].figure.axes[0]
+        corners = axes.collections[0].get_coordinates()
+        assert corners[0, :, 0].tolist() == [number + 0.5 for number in range(rounds + 1)]
+        assert corners[:, 0, 1].tolist() == [row - 0.5, row + 0.5]
+        assert axes.get_xticks().tolist() == [*range(1, rounds + 1)]
+
+
 def test_names_that_only_look_like_a_spectrum_draw_nothing(tmp_path):
     wrong = {"gradient-spectrum/distance/x": 1.0, "gradient-spectrum/distance/99999": 1.0, "gradient-spectrum/": 2.0}
     setting = setting_of(made_up(tmp_path / "a", rounds=2, tracked=False, extra=wrong))
@@ -88,6 +101,15 @@ def test_the_note_says_whether_methods_share_their_plane(tmp_path):
         charts = {chart.file: chart for chart in diagnostic_charts(setting_of(*folders))}
         assert set(charts) == {"parameters-pca", "parameters-tsne"}
         assert words in charts["parameters-pca"].note
+
+
+def test_the_note_of_points_speaks_of_numbers_where_there_are_some(tmp_path):
+    for name, classes in (("some", [3, 7]), ("none", None)):
+        found = embedding(None)
+        found["kinds"]["parameter"]["classes"] = classes
+        setting = setting_of(analysed(tmp_path / name, "fedavg", embedding=found))
+        charts = {chart.file: chart for chart in diagnostic_charts(setting)}
+        assert charts["parameters-pca"].note.endswith("numbers are classes") is (classes is not None)
 
 
 def test_samples_have_a_panel_for_each_method_and_a_number_for_each_class(tmp_path):

@@ -16,7 +16,7 @@ from fedkeel.cli.training import runs_in
 from fedkeel.report import figures
 from fedkeel.report.content import SPENT, Setting, content, look
 from fedkeel.report.diagnostic_figures import diagnostic_charts
-from fedkeel.report.drawing import embed, finish, lay_out, new_axes
+from fedkeel.report.drawing import embed, finish, lay_out, new_axes, styled
 from fedkeel.report.figures import write_figures
 from fedkeel.report.labels import label_tables
 from fedkeel.report.numbers import numbers
@@ -547,6 +547,16 @@ def test_of_many_methods_the_best_are_shown_first_and_look_different(tmp_path, d
     assert "1 method in 40 variants on digits" in page(made)
     few = content([group.runs[0] for group in made.settings[0].groups[:14]]).data()["settings"][0]["groups"]
     assert all(group["on"] for group in few)
+
+
+def test_the_words_of_an_axis_fit_beside_it():
+    with styled("page"):
+        axes = new_axes()
+        FigureCanvasAgg(finish(axes, ylabel="its place")).draw()
+    for measure in figures.NAMES:
+        axes.set_ylabel(figures.name_axis(measure))
+        place = axes.yaxis.label.get_window_extent()
+        assert 0 <= place.y0 < place.y1 <= axes.figure.bbox.height, measure
 
 
 @pytest.mark.parametrize(("size", "power"), [(1e-6, True), (1.0, False)])

@@ -61,6 +61,13 @@ def test_a_method_has_its_tries_its_fresh_seeds_and_its_line_once(fedkeel):
     assert len(Path("results/leaderboard.jsonl").read_text().splitlines()) == 2
 
 
+def test_a_table_without_a_form_of_partition_is_told_once(caplog):
+    board = Leaderboard.load(BOARD)
+    for method in ("fedavg", "fedprox"):
+        board.finals(board.arenas[0], method, board.list_tries(board.arenas[0], method)[0])
+    assert caplog.text.count("no form is given for the dirichlet partition") == 1
+
+
 def test_what_was_not_run_is_named_and_not_guessed():
     board = Leaderboard.load(BOARD)
     page = write_page(board, [line(board, "fedprox", [0.5, 0.6])])

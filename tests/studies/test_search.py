@@ -12,7 +12,7 @@ from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.cli import study_runs
-from fedkeel.cli.search import conclude, show_rungs
+from fedkeel.cli.search import conclude, show_rungs, write_tries, write_winner
 from fedkeel.cli.study_runs import StudyRuns
 from fedkeel.cli.training import Machine, Outcome, Target
 from fedkeel.core.objectives import Calibrated
@@ -145,6 +145,21 @@ def test_with_a_schedule_as_long_as_the_run_every_rung_begins_anew_and_costs_all
     search = Search.load(BASE | {"first": 1, "schedule": "cosine"})
     rungs = halve(search, search.draw(COMPOSED), landscape(lambda e, t: e.plan.lr / 2)[0])
     assert [rung.passes for rung in rungs] == [2 * 9 * 1, 2 * 3 * 3, 2 * 1 * 9]
+
+
+def test_a_line_of_a_try_has_the_fingerprint_of_the_run_that_was_trained(tmp_path):
+    search = Search.load(BASE | {"first": 1, "schedule": "cosine"})
+    execute, asked = landscape(lambda e, t: e.plan.lr / 2)
+    write_tries(tmp_path / "search.jsonl", {COMPOSED: halve(search, search.draw(COMPOSED), execute)})
+    lines = map(json.loads, (tmp_path / "search.jsonl").read_text().splitlines())
+    assert [line["fingerprint"] for line in lines] == [one.fingerprint() for one in asked]
+
+
+def test_the_command_of_a_winner_with_own_code_trusts_it(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text("import torch\ndef net():\n    return torch.nn.Linear(64, 10)\n")
+    for model, end in (("logistic", "winner.toml\n"), ("mine:Net", "winner.toml --trust\n")):
+        write_winner(tmp_path / "winner.toml", fk.Experiment(dataset="digits", model=model))
+        assert capsys.readouterr().err.endswith(end)
 
 
 def test_scores_are_means_of_late_rounds_and_never_of_the_test_set():
@@ -346,7 +361,7 @@ TUNED = {"evaluation": {"model": "global", "tune": True, "report": "last"}}
 
 @pytest.mark.parametrize("judged", [{}, pytest.param(TUNED, marks=pytest.mark.slow)])
 def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel, judged, drawn_only):
-    Path("search.toml").write_text(tomli_w.dumps(BASE | SMALL | judged))
+    Path("search.toml").write_text(tomli_w.dumps(BASE | SMALL | judged | {"partition_seed": 3}))
     done = fedkeel("search", "search.toml", "--engine", "serial", "--no-progress", "--json")
     assert done.code == 0, done.err
     told = json.loads(done.out)
@@ -358,7 +373,7 @@ def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel, 
     assert f'data-group="g0-0"><td>{told["baseline"]}<' in page  # its differences are to the first row
     winner = tomllib.loads((out / "winner.toml").read_text())
     assert fk.Experiment.load(winner).validation == 0.0
-    assert "partition_seed" not in winner  # each seed divides the data anew
+    assert "partition_seed" not in winner  # each seed divides the data anew, as in the final runs
     assert told["difference_of"] == ("reported" if judged else "last")  # no round is chosen on the test set
     stamps = {path: path.stat().st_mtime_ns for path in out.rglob("rounds.jsonl")}
     again = fedkeel("search", "search.toml", "--engine", "serial", "--no-progress", "--json")

@@ -260,6 +260,28 @@ def test_optuna_proposes_within_the_ends_and_the_budget():
     assert found[0] == found[1]
 
 
+@for_each(("low", "high"), [(0.9999, 0.99999), (0.999999, 0.9999999), (0.12341, 0.12346), (0.01, 1.0), (0.3, 0.3)])
+def test_proposed_values_are_short_fill_their_interval_and_never_leave_it(low, high):
+    from fedkeel.studies.samplers import shorten
+
+    drawn = [min(low * (high / low) ** (i / 1000), high) for i in range(1001)]
+    found = {shorten(value, low, high) for value in drawn}
+    assert (min(found), max(found)) == (low, high)
+    assert low == high or len(found) > 50
+    assert shorten(0.0123456, 0.01, 1.0) == 0.01235  # what wide intervals have always had
+    assert shorten(0.9912345, 0.99, 0.999) == 0.9912
+
+
+def test_optuna_proposes_different_values_near_one():
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    from fedkeel.studies.samplers import propose
+
+    grid = {"optimizer.beta2": [0.9999, 0.99999]}
+    base = BASE | {"grid": grid, "lr": 0.01, "optimizer": "adamw", "methods": {"fedavg": {}}, "budget": 6}
+    tuned = propose(Sweep.load(base | {"sampler": "optuna"}), "fedavg", landscape(lambda e: 0.5)[0])
+    assert len(tuned.scores) > 3
+
+
 @pytest.mark.parametrize(
     ("grid", "score", "edge"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,11 @@ from fedkeel.cli import pages
 from fedkeel.cli.flower import flower
 from fedkeel.cli.options import OwnProblem, Trusting
 from fedkeel.cli.pages import argument, option
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedkeel.runs.finished_run import Run
 
 group = typer.Typer(
     help="Write the model of a run in a form that others read.",
@@ -39,8 +44,8 @@ def model(
     """Write the trained server model of a run, the one that was evaluated, as a safetensors or an ONNX file.
 
     A .safetensors file holds weights (and buffers) by name, for `load_state_dict` of the same network, or for
-    init = "FILE" of another experiment. Of a network with a frozen base it holds the base too, unless the network was
-    given from Python.
+    init = "FILE" of another experiment. Of a network that was given from Python it holds what was trained, for
+    strict=False; with --problem all, as a frozen base, weights under a second name and buffers of whole numbers.
 
     A .onnx file holds the whole network, for any number of samples; its inputs are as the experiment prepares them. It
     needs the extra `fedkeel\\[onnx]`, and for a problem of your own also --problem.
@@ -50,34 +55,66 @@ def model(
     from fedkeel.cli.console import count, stderr
     from fedkeel.core.states import write_atomically
     from fedkeel.errors import RequestError, refuse_folder
-    from fedkeel.runs.experiment import given_from_python
+    from fedkeel.problems.given import find_problem
     from fedkeel.runs.finished_run import load_run
     from fedkeel.text import byte_size
 
     refuse_folder(file, "model.safetensors")
+    own = None if problem is None else find_problem(problem)
     if file.suffix == ".onnx":
-        from fedkeel.problems.given import find_problem
         from fedkeel.studies.onnx_file import write_onnx
 
-        own = None if problem is None else find_problem(problem)
-        names = write_onnx(load_run(run, problem=own, trust=trust).at(which), file, trust=trust)
+        done = load_run(run, problem=own, trust=trust).at(which)
+        names = write_onnx(done, file, trust=trust)
+        tell_untrained(done)
         stderr().print(f"a network of {', '.join(names)} and any number of samples, {byte_size(file.stat().st_size)}:")
         typer.echo(file)
         return
     if file.suffix != ".safetensors":
         meant = " or ".join(str(file.with_suffix(suffix)) for suffix in (".safetensors", ".onnx"))
         raise RequestError(f"a model is written as .safetensors or .onnx: {file}", f"call it {meant}")
-    done = load_run(run).at(which)
-    weights = {name: tensor for tree in done.deployed.values() for name, tensor in tree.named().items()}
-    if done.base is not None and given_from_python(done.experiment):
-        stderr().print("The frozen base was given from Python and is not in the file: run.model() has both.")
-    elif done.base is not None:
-        weights = {name: tensor.clone() for name, tensor in done.model(trust=trust).state_dict().items()}
+    done = load_run(run, problem=own).at(which)
+    weights = find_weights(done, trust)
     facts = {"method": done.plan.method.name, "rounds": str(done.result["rounds"])}
     write_atomically(file, lambda path: save_file({name: w.contiguous() for name, w in weights.items()}, path, facts))
+    tell_untrained(done)
     total = sum(weight.numel() for weight in weights.values())
     stderr().print(f"{count(total)} numbers in {len(weights)} tensors, {byte_size(file.stat().st_size)}:")
     typer.echo(file)
+
+
+def find_weights(done: Run, trust: bool) -> dict[str, Tensor]:
+    """Find all that `load_state_dict` of a run's network takes; where that cannot be made, tell what is left out."""
+    from fedkeel.cli.console import note
+    from fedkeel.errors import RequestError
+    from fedkeel.models import KNOWN
+    from fedkeel.runs.experiment import given_from_python
+
+    trained = {name: tensor for tree in done.deployed.values() for name, tensor in tree.named().items()}
+    lost = given_from_python(done.experiment)
+    if not lost and done.plan.division.model in KNOWN:  # these have nothing else
+        return trained
+    try:
+        whole = done.model(trust=trust).state_dict()
+    except RequestError as error:
+        if done.base is not None and (done.problem is not None or not lost):
+            raise
+        base = ", without the frozen base" if done.base is not None else ""
+        note(f"the file holds what was trained alone{base}, for strict=False: {error.message}")
+        return trained
+    return {name: tensor.clone() for name, tensor in whole.items()} | trained
+
+
+def tell_untrained(done: Run) -> None:
+    """Say which parts of the server's model are as the run began, since clients keep their own."""
+    from fedkeel.cli.console import note
+    from fedkeel.rules.layers import HEAD
+    from fedkeel.rules.sharing import private
+
+    kept = ["the head" if layer == HEAD else layer for layer in private(done.plan.method)]
+    kept += ["running statistics"] if done.plan.buffers == "keep" and "buffers" in done.server else []
+    if kept:
+        note(f"clients keep to themselves: {', '.join(kept)}. In the file these are as the run began")
 
 
 @pages.examples("fedkeel cite fedfft-d", "fedkeel cite runs/fedavg-59601bb60e28 > papers.bib")
@@ -89,17 +126,17 @@ def cite(
     Give a method's name, or a run's folder; for a run its data set is cited too.
     """
     from fedkeel.data import DATASETS
-    from fedkeel.methods import build
+    from fedkeel.methods import build, papers_of
     from fedkeel.papers.citations import CITATIONS
     from fedkeel.runs.experiment import Experiment
     from fedkeel.runs.folder import read_experiment
 
     if Path(what).is_dir():
         data = read_experiment(Path(what))
-        papers, dataset = Experiment.recall(data).plan.method.papers, DATASETS.get(str(data.get("dataset")))
+        method, dataset = Experiment.recall(data).plan.method, DATASETS.get(str(data.get("dataset")))
     else:
-        papers, dataset = build(what).papers, None
-    entries = [CITATIONS[key] for key in papers if key in CITATIONS]
+        method, dataset = build(what), None
+    entries = [CITATIONS[key] for key in papers_of(method) if key in CITATIONS]
     entries += [] if dataset is None else [dataset.citation]
     typer.echo("\n\n".join(entry.strip() for entry in dict.fromkeys(entries)))
 

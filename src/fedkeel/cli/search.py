@@ -86,7 +86,7 @@ def search(
             drawn = propose_candidates(asked, side, execute) if proposed else asked.draw(side)
             if len(drawn) < asked.candidates:
                 tries = f"the {side} side has {plural(len(drawn), 'candidate')} of {asked.candidates}"
-                note(f"{tries}: there are no more in its grid")
+                note(f"{tries}: {'Optuna found no more' if proposed else 'there are no more in its grid'}")
             sides[side] = halve(asked, drawn, execute)
             write_tries(out / "search.jsonl", sides)
         if not json:
@@ -101,7 +101,7 @@ def search(
             for label, one in asked.finals(winner)
         ]
         ends = train(finals)
-    write_winner(out / "winner.toml", winners[0].experiment.with_(validation=0.0), "partition_seed" in asked.base)
+    write_winner(out / "winner.toml", winners[0].experiment.with_(validation=0.0))
     published = winners[1].experiment.plan.method.name
     form = "json" if json else ""
     groups = group_runs([run for run in ends if run], asked.seeds)
@@ -256,8 +256,8 @@ def write_tries(file: Path, sides: Mapping[str, Sequence[Rung]]) -> None:
     lines = [
         {
             "side": side, "method": one.method, "setting": dict(one.setting), "seed": one.experiment.seed,
-            "rounds": rung.rounds, "validation": score, "fingerprint": one.experiment.fingerprint(),
-            "version": __version__,
+            "rounds": rung.rounds, "validation": score,
+            "fingerprint": one.experiment.with_(rounds=rung.rounds).fingerprint(), "version": __version__,
         }
         for side, rungs in sides.items()
         for rung in rungs
@@ -267,16 +267,17 @@ def write_tries(file: Path, sides: Mapping[str, Sequence[Rung]]) -> None:
     write_text(file, "".join(dumps(line) + "\n" for line in lines))
 
 
-def write_winner(file: Path, experiment: Experiment, one_split: bool) -> None:
-    """The winning composition as an experiment that `fedkeel run` takes; each seed has a split of its own, unless the
-    search named `one_split` for all."""
+def write_winner(file: Path, experiment: Experiment) -> None:
+    """The winning composition as an experiment that `fedkeel run` takes; each seed has a split of its own, as the final
+    runs have: the search's `partition_seed` is that of its tries."""
     import tomli_w
 
     from fedkeel.core.states import write_text
+    from fedkeel.methods.named import own_names
 
     data = experiment.save()
-    write_text(file, tomli_w.dumps({key: value for key, value in data.items() if one_split or key != "partition_seed"}))
-    say(stderr(), "winner", "bold green", f"fedkeel run {file}")
+    write_text(file, tomli_w.dumps({key: value for key, value in data.items() if key != "partition_seed"}))
+    say(stderr(), "winner", "bold green", f"fedkeel run {file}{' --trust' if any(own_names(data)) else ''}")
 
 
 def show_rungs(sides: Mapping[str, Sequence[Rung]]) -> None:

@@ -62,6 +62,7 @@ def sweep(
     from fedkeel.cli.study_runs import StudyRuns, open_cluster
     from fedkeel.cli.training import Machine
     from fedkeel.papers.reproduce import place_of
+    from fedkeel.runs.experiment import note_new_default
     from fedkeel.studies.choice import Choice, write_choice
     from fedkeel.studies.presets import find_preset
     from fedkeel.studies.samplers import propose
@@ -70,6 +71,7 @@ def sweep(
     form = form_of(json, latex, csv)
     data = read_file(find_preset(file), "give a .toml file with the keys of an experiment, [grid] and [methods.NAME]")
     asked = Sweep.load(data, trust=trust)
+    note_new_default(asked.base)
     machine = Machine(engine, workers, device, precision)
     cluster = open_cluster(on, machine)
     check_baseline(asked, baseline)

@@ -13,6 +13,7 @@ from fedkeel.errors import ExperimentError, MethodError, require_known
 from fedkeel.importing import Trust
 from fedkeel.methods.composition import load_rule
 from fedkeel.methods.named import NamedRule
+from fedkeel.methods.rule_papers import papers_of_part
 from fedkeel.rules import Adagrad, AdamW, DecayHere, Lion, LocalMomentum, Muon
 from fedkeel.rules.optimisers import Optimiser
 from fedkeel.typed_values import check_table, show_value, types_of
@@ -80,7 +81,7 @@ def give_optimiser(method: Method, rule: Rule | None) -> Method:
             "leave the optimizer out, or choose a method without one",
         )
     name = name_optimiser(rule)
-    papers = tuple(dict.fromkeys((*((name,) if name in PAPERS else ()), *method.papers)))
+    papers = tuple(dict.fromkeys((*papers_of_part(rule), *method.papers)))
     return replace(method.map_phases(lambda phase: equip(phase, rule)), name=f"{name}+{method.name}", papers=papers)
 
 
@@ -96,10 +97,6 @@ def equip(phase: Phase, rule: Rule | None) -> Phase:
 def name_optimiser(rule: Rule) -> str:
     known = (name for name, kind in OPTIMISERS.items() if kind is type(rule))
     return next(known, type(rule).__name__.lower())
-
-
-PAPERS = ("adamw", "adagrad", "lion", "muon")
-"""Keys of the optimisers' papers, where it is their name."""
 
 
 # ---- plug-ins ------------------------------------------------------------------------------------------------------

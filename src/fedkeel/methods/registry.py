@@ -28,6 +28,7 @@ from fedkeel.methods import (
     weighting,
 )
 from fedkeel.methods.optimisers import PLUGINS as OPTIMISER_PLUGINS
+from fedkeel.methods.rule_papers import papers_of_parts
 from fedkeel.plugins import find_plugin
 from fedkeel.text import in_one_line
 from fedkeel.typed_values import check_keys, read_values, types_of
@@ -184,6 +185,12 @@ def _make(name: str, make: Callable[..., Method], settings: Mapping[str, Any], *
     if not isinstance(made, Method):
         raise MethodError(f"{name} returned {type(made).__name__}, not a Method", "return fk.method(…)")
     return made
+
+
+def papers_of(method: Method) -> tuple[str, ...]:
+    """The keys of the papers to cite: the method's own, and unless one of METHODS lists them, those of its rules."""
+    known = method.name.rpartition("+")[2] in METHODS
+    return tuple(dict.fromkeys((*method.papers, *(() if known else papers_of_parts(method)))))
 
 
 def hyperparameters(make: Callable[..., Method]) -> dict[str, Any]:

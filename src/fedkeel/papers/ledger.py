@@ -205,7 +205,7 @@ def read_lines(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
             found.append(read_entry(line))
         except (ValueError, TypeError, RecursionError) as error:  # not text, not JSON, not an entry
             raise RequestError(
-                f"{path} is damaged in line {number}: {error}", "restore it from version control"
+                f"{path} is damaged in line {number}: {error}", "restore it from a copy, or delete that line"
             ) from None
     return found
 

@@ -162,7 +162,9 @@ def in_percent(measure: str) -> bool:
 
 
 def name_axis(measure: str) -> str:
-    """A measure in the words of an axis."""
+    """A measure in the words of an axis, which is shorter than a title."""
+    if measure.startswith("plain_"):
+        return f"plain {name_axis(measure.removeprefix('plain_'))}"
     name = NAMES.get(measure, plain(measure))
     return name[:1].lower() + name[1:] + (" (%)" if in_percent(measure) else "")
 

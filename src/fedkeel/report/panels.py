@@ -106,23 +106,33 @@ def bands_by_round(axes: Any, one: Shown, found: Sequence[Shown]) -> Any:
     every = np.concatenate([np.ravel(numbers(other.data["values"])) for other in found])
     low, high = (float(edge(every[every > 0])) if (every > 0).any() else 1.0 for edge in (np.min, np.max))
     table = np.ma.masked_less_equal(np.ma.masked_invalid(numbers(one.data["values"]).T), 0)
-    axes.set_xlabel("round", fontsize=7)
     axes.set_ylabel("band", fontsize=7)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    if len(one.data["rounds"]) <= FEW:
-        axes.set_xticks(one.data["rounds"])
-    places = one.data["rounds"], range(1, len(table) + 1)
-    return axes.pcolormesh(*places, table, cmap="cividis", norm=LogNorm(low, max(high, 1.001 * low)), shading="nearest")
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    norm = LogNorm(low, max(high, 1.001 * low))
+    return map_by_round(axes, one.data["rounds"], range(1, len(table) + 1), table, cmap="cividis", norm=norm)
 
 
 def critical_layers(axes: Any, one: Shown, found: Sequence[Shown]) -> Any:
     table = numbers(one.data["values"]).T
     layer_names(axes, one.data["layers"])
-    axes.set_xlabel("round", fontsize=7)
     axes.invert_yaxis()
-    return axes.pcolormesh(
-        one.data["rounds"], range(len(table)), table, cmap="Blues", vmin=0, vmax=1, shading="nearest"
-    )
+    return map_by_round(axes, one.data["rounds"], range(len(table)), table, cmap="Blues", vmin=0, vmax=1)
+
+
+def map_by_round(axes: Any, rounds: Sequence[int], rows: Sequence[int], table: Any, **look: Any) -> Any:
+    """A cell for each round and row, around their places."""
+    axes.set_xlabel("round", fontsize=7)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    if len(rounds) <= FEW:
+        axes.set_xticks(rounds)
+    return axes.pcolormesh(edges_of(rounds), edges_of(rows), table, **look)
+
+
+def edges_of(places: Sequence[int]) -> Any:
+    """Edges halfway between places; a place alone is one wide, where `shading="nearest"` would leave it no width."""
+    at = np.asarray(places, dtype=float)
+    half = np.diff(at) / 2 if len(at) > 1 else np.array([0.5])
+    return np.concatenate([at[:1] - half[:1], at[:-1] + half, at[-1:] + half[-1:]])
 
 
 def divergence(axes: Any, one: Shown, found: Sequence[Shown]) -> None:

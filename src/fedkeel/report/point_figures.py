@@ -36,7 +36,8 @@ def point_charts(kind: str, found: Sequence[Shown]) -> Iterator[Chart]:
             file = f"{kind.replace(' ', '-')}s-{key}"
             yield Chart(file, "drift", f"{SAMPLES[kind]}: features, {way}", note, draw_samples(there, key))
         else:
-            note = f"{where}closer together: clients agree more; numbers are classes"
+            classes = "; numbers are classes" if any(one.data.get("classes") for one in there) else ""
+            note = f"{where}closer together: clients agree more{classes}"
             yield Chart(
                 f"{kind}s-{key}", "drift", f"Clients as points: {kind}s, {way}", note, scatter(there, key, axis)
             )

@@ -24,7 +24,7 @@ from fedkeel.methods import METHODS, build
 from fedkeel.methods.optimisers import find_optimiser
 from fedkeel.ranges import Count, PositiveShare, Seed
 from fedkeel.runs.environment import describe_place
-from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.experiment import Experiment, note_new_default
 from fedkeel.runs.finished_run import NO_SAMPLE, RAISE_SHARE, Run
 from fedkeel.runs.folder import read_environment
 from fedkeel.runs.line_file import append_line, read_whole_lines
@@ -120,6 +120,7 @@ class Leaderboard:
                     f"tries = {made.tries}, and the grid of setting {arena.name} has {many}.",
                     f"tries = {many}, or more values in its grid",
                 )
+            note_new_default(arena.experiment)
         return replace(made, typed=frozenset(typed))
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log
+from math import floor, log, log10
 from typing import Any
 
 from fedkeel.errors import RequestError
@@ -12,6 +12,7 @@ from fedkeel.studies.grids import Setting
 from fedkeel.studies.search import DRAWS, Candidate, Search, late_score
 from fedkeel.studies.sweep import Execute, Sweep, Tuned, attempt, is_positive, is_taken, with_value
 
+STEPS = 50  # values between the ends of an interval, at least
 BATCH = 9  # candidates that are proposed at once, and trained side by side
 NEAR = 0.05  # of an interval on a logarithmic scale: the best value may lie beyond its end
 
@@ -80,7 +81,14 @@ def _value(trial: Any, word: str, values: Sequence[Any]) -> Any:
     low, high = min(values), max(values)
     if _whole(values):
         return trial.suggest_int(word, low, high, log=True)
-    return float(f"{trial.suggest_float(word, low, high, log=True):.4g}")
+    return shorten(trial.suggest_float(word, low, high, log=True), low, high)
+
+
+def shorten(value: float, low: float, high: float) -> float:
+    """Round to 4 digits, or to as many as give the interval `STEPS` values; never beyond its ends."""
+    step = (high - low or high) / STEPS
+    digits = max(4, 1 + floor(log10(high)) - floor(log10(step)))
+    return min(max(float(f"{value:.{digits}g}"), low), high)
 
 
 def _ordered(values: Sequence[Any]) -> bool:

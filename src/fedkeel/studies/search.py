@@ -37,7 +37,7 @@ from fedkeel.methods import METHODS
 from fedkeel.problems.task import Task
 from fedkeel.randomness import key, uniforms
 from fedkeel.ranges import Count, Seed
-from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.experiment import Experiment, note_new_default
 from fedkeel.runs.finished_run import Run, unscored, validation_score
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
@@ -147,6 +147,7 @@ class Search:
         grid = grid_of(both["grid"])
         made = Search(base, read_parts(parts, [*grid, *SHARED], sweep.trust), grid, sweep, **given)
         made._check()
+        note_new_default(base)
         return made
 
     def _check(self) -> None:

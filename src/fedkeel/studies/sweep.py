@@ -32,7 +32,7 @@ from fedkeel.errors import ExperimentError, RequestError, nearest
 from fedkeel.importing import Trust
 from fedkeel.methods import settings_of as hyperparameters_of
 from fedkeel.ranges import Count, Seed
-from fedkeel.runs.experiment import TABLES, Experiment, note_new_default
+from fedkeel.runs.experiment import TABLES, Experiment
 from fedkeel.runs.finished_run import Run, unscored, validation_score
 from fedkeel.studies.grids import Setting, check_seeds, grid_of, label_of, settings_of, with_setting
 from fedkeel.studies.optimiser_grids import Grids, give_own_rates, split_by_optimiser
@@ -89,7 +89,6 @@ class Sweep:
                     f"the grid of {name} has {len(tries)} settings, more than the budget of {sweep.budget}.",
                     f"set budget = {len(tries)} or more, so that there is room beyond its edges",
                 )
-        note_new_default(base)
         return sweep
 
     def experiment(self, method: str, setting: Setting, seed: int) -> Experiment:
