@@ -8,7 +8,7 @@ import ast
 import pkgutil
 from importlib import import_module
 
-__version__ = "1.0.0"
+__version__ = "1.1.0"
 
 HOME = {
     name.name: node.module

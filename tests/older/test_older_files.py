@@ -116,7 +116,11 @@ def test_an_old_composition_is_the_method_it_was(older):
 
 @for_each(
     "file, changed",
-    [("fingerprints.json", CHANGED | {"fsa+fedspeed@released"}), ("fingerprints-1.0.0.json", set())],
+    [
+        ("fingerprints.json", CHANGED | {"fsa+fedspeed@released"}),
+        ("fingerprints-1.0.0.json", set()),
+        ("fingerprints-1.1.0.json", set()),
+    ],
 )
 def test_fingerprints_are_those_of_then(file, changed):
     """For every method of then; a method that computes something else since has another one."""
