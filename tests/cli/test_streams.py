@@ -139,6 +139,17 @@ def test_a_signal_that_python_would_drop_comes_again():
         drop()
 
 
+def test_stopped_while_a_class_is_made():
+    class Named:
+        def __set_name__(self, owner, name):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped), stopping():
+        type("Made", (), {"field": Named()})
+    with pytest.raises(RuntimeError, match="of one's own"), stopping():
+        raise RuntimeError("of one's own")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["serial", "processes"])
 def test_terminated_at_any_moment(tmp_path, engine):

@@ -73,6 +73,10 @@ def stopping() -> Iterator[None]:
         for number in SIGNALS:
             signal.signal(number, stop)
         yield
+    except RuntimeError as error:
+        if isinstance(error.__cause__, Stopped):  # up to Python 3.11, what is raised while a class is made comes so
+            raise error.__cause__ from None
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
