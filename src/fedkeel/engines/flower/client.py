@@ -27,7 +27,7 @@ from fedkeel.engines.machine import steady
 from fedkeel.engines.rehearsal import expected_messages
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FedkeelError, RequestError, blame_own_code
-from fedkeel.problems.sound_data import check_labels
+from fedkeel.problems.sound_data import check_labels, unwatch
 from fedkeel.text import in_one_line
 
 log = logging.getLogger("fedkeel")
@@ -92,10 +92,10 @@ def introduce(node: Node, message: Message, context: Context) -> Message:
 
 def check_own_labels(node: Node) -> None:
     """Refuse labels of a node's own data that its network has no output for."""
-    task, clients = node.engine.task, node.engine.task.clients
+    task, clients = node.engine.task, unwatch(node.engine.task.clients)
     if getattr(task.problem.clients, "own", False):
         held = [clients.rows(node.client, np.arange(clients.sizes[node.client]))]
-        held += [] if task.test is None else [task.test.rows(0, np.arange(task.test.sizes[0]))]
+        held += [] if task.test is None else [unwatch(task.test).rows(0, np.arange(task.test.sizes[0]))]
         check_labels(task, {"this node's data": TensorClients(held)})
 
 
