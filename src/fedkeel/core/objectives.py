@@ -146,9 +146,14 @@ class Calibrated(Objective):
         assert given.histogram is not None
         margin = self.tau * given.histogram.clamp(min=1.0) ** -0.25
         shifted = (put_classes_last(output, target) - margin).masked_fill(given.histogram == 0, -torch.inf)
-        counts = (target >= 0) & (target < shifted.shape[-1])
+        counts = names_a_class(target, shifted.shape[-1])
         each = functional.cross_entropy(shifted.movedim(-1, 1), target.masked_fill(~counts, -100), reduction="none")
         return each * divide_by_counted(counts.to(each), given.mask)
+
+
+def names_a_class(target: Tensor, classes: int) -> Tensor:
+    """Say of each target whether there is such a class; only a loss that ignores the others can take them."""
+    return (target >= 0) & (target < classes)
 
 
 def divide_by_counted(counts: Tensor, mask: Tensor | None) -> Tensor:

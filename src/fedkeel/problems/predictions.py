@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkeel.core.objectives import put_classes_last
+from fedkeel.core.objectives import names_a_class, put_classes_last
 
 COUNTED = "targets that count"
 """The share of targets that name a class: it is measured beside the accuracy, and is no measure of its own."""
@@ -27,11 +27,6 @@ def class_scores(output: Any, target: Tensor) -> Tensor | None:
         return None
     scores = put_classes_last(output, target)
     return scores if scores.shape[:-1] == target.shape and scores.shape[-1] > 1 else None
-
-
-def names_a_class(target: Tensor, classes: int) -> Tensor:
-    """Say of each target whether there is such a class; only a loss that ignores the others can take them."""
-    return (target >= 0) & (target < classes)
 
 
 def find_hits(output: Any, target: Tensor) -> Tensor | None:

@@ -11,14 +11,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import _pytree
 
-from fedkeel.core.objectives import OBJECTIVES, Calibrated, CodeBottleneck, Given, Objective, put_classes_last
+from fedkeel.core.objectives import (
+    OBJECTIVES,
+    Calibrated,
+    CodeBottleneck,
+    Given,
+    Objective,
+    names_a_class,
+    put_classes_last,
+)
 from fedkeel.core.round import broadcast, init_server
 from fedkeel.core.rule import State
 from fedkeel.data.clients import Rows, Sample
 from fedkeel.errors import DataError, FedkeelError, MethodError
 from fedkeel.models import MODELS
 from fedkeel.problems.module_state import copy_trained
-from fedkeel.problems.predictions import class_scores, names_a_class
+from fedkeel.problems.predictions import class_scores
 from fedkeel.problems.separability import are_those_of, draw_samples, list_models, spread, train_but_norms
 from fedkeel.problems.try_out import FAILURES, takes_last_axis
 from fedkeel.randomness import list_gpus
