@@ -472,6 +472,8 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
     assert f"FedFFT-D leads FedSAM-D {lead} {ends}; {found.difference.reported:.2f})" in said
     lead, ends, found = sure("fft-over-rivals", "FedFFT-D − FedLESAM-D, cifar10, 0.1", "confirmed")
     assert f"and FedLESAM-D {lead} {ends}; {found.difference.reported:.2f})" in said
+    lead, ends, found = sure("fft-low-band", "Low-frequency (FedFFT) − High-frequency, 0.1", "confirmed")
+    assert f"To filter the low band leads filtering the high one {lead} {ends}; {found.difference.reported:.2f})" in said
     lead, ends, found = sure("fft-over-sam", "FedFFT − FedSAM, cifar10, 0.1", "confirmed")
     assert f"On ResNet-18 FedFFT leads FedSAM {lead} {ends}; {found.difference.reported:.2f})" in said
     lead, ends, found = sure("fft-not-on-gradients", "FedDyn-GradFilter − FedDyn, 0.1", "contradicted")
@@ -489,6 +491,7 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
     for claim, name, verdict, seeds, turned in (
         ("scam-over-sam", "FedSCAM − FedSAM, small-cnn, 30 rounds", "confirmed", "nine seeds; {:.2f})", 1),
         ("wmsam-best", "FedWMSAM − MoFedSAM, cifar10, 0.1", "undecided", "three seeds; {:.2f})", 1),
+        ("fft-over-rivals", "FedFFT-D − FedSMOO-D, cifar10, 0.1", "undecided", "three seeds; {:.2f})", 1),
         ("fft-over-rivals", "FedFFT-D − FedGloSS-D, cifar10, 0.1", "undecided", "three seeds)", -1),
         ("scam-competitive", "FedSCAM − FedLESAM, fashion-mnist, 0.1", "undecided", "six seeds; {:.2f})", -1),
         ("fsa-sensitive-layers", "FedFSA − Reverse, cifar100, lenet", "contradicted", "two seeds)", -1),
