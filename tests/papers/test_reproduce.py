@@ -473,7 +473,8 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
     lead, ends, found = sure("fft-over-rivals", "FedFFT-D − FedLESAM-D, cifar10, 0.1", "confirmed")
     assert f"and FedLESAM-D {lead} {ends}; {found.difference.reported:.2f})" in said
     lead, ends, found = sure("fft-low-band", "Low-frequency (FedFFT) − High-frequency, 0.1", "confirmed")
-    assert f"To filter the low band leads filtering the high one {lead} {ends}; {found.difference.reported:.2f})" in said
+    said_of_bands = f"To filter the low band leads filtering the high one {lead} {ends}"
+    assert f"{said_of_bands}; {found.difference.reported:.2f})" in said
     lead, ends, found = sure("fft-over-sam", "FedFFT − FedSAM, cifar10, 0.1", "confirmed")
     assert f"On ResNet-18 FedFFT leads FedSAM {lead} {ends}; {found.difference.reported:.2f})" in said
     lead, ends, found = sure("fft-not-on-gradients", "FedDyn-GradFilter − FedDyn, 0.1", "contradicted")

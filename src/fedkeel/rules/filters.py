@@ -113,7 +113,8 @@ class RandomBand(BandFilter):
 
     def remove(self, rows: Tensor, count: int, at: Local) -> Tensor:
         draws = draw_per_bin(rows, at)
-        keep = draws > draws.kthvalue(count, keepdim=True).values
+        # not kthvalue: on a GPU it gives a whole row to one block
+        keep = draws > draws.topk(count, largest=False, sorted=False).values.amax(-1, keepdim=True)
         return torch.fft.irfft(torch.fft.rfft(rows) * keep, n=rows.shape[-1])
 
 
