@@ -75,3 +75,41 @@ def test_data_that_are_read_as_their_turn_comes_are_not_walked_through():
 
     problem = replace(small_problem(), clients=Lazy([None, None]))
     assert read_labels(problem.data) is None
+
+
+def rooms(samples):
+    x = torch.rand(samples, 2, generator=torch.Generator().manual_seed(samples))
+    return x, x.sum(1, keepdim=True)
+
+
+EMPTY = {
+    "too few for a share": ([rooms(40), rooms(3)], None, 0.3),
+    "no samples": ([rooms(40), rooms(0)], None, 0.3),
+    "an empty test": ([rooms(40), rooms(3)], [rooms(5), rooms(0)], None),
+}
+
+
+@pytest.mark.parametrize("how", EMPTY)
+def test_a_client_without_a_test_sample_has_no_score_also_where_targets_are_fractions(how):
+    clients, tests, share = EMPTY[how]
+    problem = fk.Problem(
+        model=torch.nn.Linear(2, 1), loss=torch.nn.functional.mse_loss, clients=clients, tests=tests, test=rooms(9)
+    )
+    evaluation = {"model": "global"} | ({"share": share} if share else {})
+    assert [score is None for score in train(problem, evaluation=evaluation).records[-1].clients["loss"]] == [
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_an_empty_test_set_is_refused(classes):
+    x, y = rooms(9)
+    problem = fk.Problem(
+        model=torch.nn.Linear(2, 2 if classes else 1),
+        loss=torch.nn.functional.cross_entropy if classes else torch.nn.functional.mse_loss,
+        clients=[(x, y[:, 0].long() if classes else y)],
+        test=(x[:0], y[:0, 0].long() if classes else y[:0]),
+    )
+    with pytest.raises(fk.DataError, match="the test set has no samples"):
+        train(problem)

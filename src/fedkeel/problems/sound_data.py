@@ -37,12 +37,14 @@ CLEAN = "leave such samples out, or fill what is missing"
 
 
 def check_data(task: Task) -> None:
-    """Refuse test inputs that are not finite, and labels that the loss does not take, before training begins.
+    """Refuse an empty test set, test inputs that are not finite, and labels that the loss does not take, before training.
 
     Only data in memory are checked: others are read when their turn comes.
     """
     parts = {"the training data": task.clients, "the test set": task.test, "the clients' test sets": task.tests}
     given = {name: data for name, data in parts.items() if data is not None}
+    if task.test is not None and in_memory(task.test) and not task.test.sizes.any():
+        raise DataError("the test set has no samples.", "give it some, or leave test= out")
     for name, data in given.items():
         if name != "the training data" and (wrong := find_unsound(data, has_sound_inputs)) is not None:
             raise DataError(f"the inputs of {name} hold numbers that are not finite ({wrong}).", CLEAN)
@@ -88,7 +90,7 @@ def has_sound_inputs(data: ClientData, client: int, size: int) -> bool:
 def has_sound_targets(task: Task, data: ClientData, client: int, size: int) -> bool:
     """Whether every target of a client is finite, or the loss leaves out those that are not."""
     *inputs, target = data.rows(client, np.arange(size))
-    if task.module is None or not inputs or not target.is_floating_point():
+    if task.module is None or not inputs or not size or not target.is_floating_point():
         return True
     wrong = np.flatnonzero(~torch.isfinite(target).reshape(size, -1).all(1).cpu().numpy())
     if not len(wrong):
