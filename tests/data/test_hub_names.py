@@ -13,6 +13,7 @@ import fedkeel as fk
 from fedkeel.data import load
 from fedkeel.data.storage.hub_sets import read_name
 from fedkeel.data.storage.loading import find_card, is_here
+from fedkeel.studies.group_accuracy import name_group
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,9 @@ def saved(library, place, size=(8, 8), pictures=PICTURES, **columns):
         made = {"picture": [Image.fromarray(one).resize(size) for one in turned], "kind": label.tolist()}
         made |= {name: [value(i) for i in range(len(pictures))] for name, value in columns.items()}
         kinds = {"picture": library.Image(), "kind": library.ClassLabel(names=["up", "left", "down"])}
-        kinds |= {name: library.Value("string") for name in columns}
+        kinds |= {
+            name: library.Value("int64" if isinstance(value(0), int) else "string") for name, value in columns.items()
+        }
         return library.Dataset.from_dict(made, features=library.Features(kinds))
 
     library.DatasetDict(train=rows(pictures[:45]), test=rows(pictures[45:])).save_to_disk(str(place))
@@ -104,6 +107,43 @@ def test_columns_and_natural_clients_are_named(here):
     assert (by_writer.classes, by_writer.shape) == (5, (1, 4, 4))
 
 
+def test_a_run_does_not_go_on_with_other_owners(here, library):
+    """The pictures and labels are the same, and so is the digest where nobody asks for owners."""
+    name, plain = "hf:shapes,group=writer", load("hf:shapes").card.checksums["data"]
+    settings = {"dataset": name, "model": "logistic", "partition": "natural", "participation": 1.0}
+    fk.run(fk.Experiment(**settings, rounds=1), out="a", engine="serial")
+    shutil.rmtree(here / "data")
+    saved(library, "shapes", writer=lambda i: f"w{4 - i % 5}")
+    with pytest.raises(fk.FolderError, match="begun on other data") as error:
+        fk.run(fk.Experiment(**settings, rounds=2), out="a", engine="serial")
+    assert "up to version 1.1.0 the digest left the owners out" in error.value.hint
+    assert load("hf:shapes").card.checksums["data"] == plain
+
+
+def test_owners_have_their_own_order_and_names(here, library):
+    for column, names in {
+        "writer": [f"w{n}" for n in range(5)],
+        "number": [str(n) for n in range(12)],  # not 0, 1, 10, 11, 2
+        "kind": ["up", "left", "down"],
+    }.items():
+        saved(library, "shapes", writer=lambda i: f"w{i % 5}", number=lambda i: i % 12)
+        data = load(f"hf:shapes,label=kind,group={column}")
+        assert np.array_equal(data.groups, np.arange(45) % len(names))
+        assert [name_group(data.card, n) for n in range(len(names))] == [f"{column} {name}" for name in names]
+
+
+def test_a_copy_of_1_1_0_has_owners_without_names(here):
+    card = next(load("hf:shapes,group=writer").root.glob("*/card.json"))
+    card.write_text(json.dumps({k: v for k, v in json.loads(card.read_text()).items() if k != "owners"}))
+    assert name_group(load("hf:shapes,group=writer").card, 3) == "writer 3"
+
+
+def test_a_row_without_an_owner_is_refused(here, library):
+    saved(library, "shapes", writer=lambda i: None if i % 9 == 4 else f"w{i % 5}")
+    with pytest.raises(fk.DataError, match="column writer of shapes names no owner in 7 of 60 rows"):
+        load("hf:shapes,group=writer")
+
+
 def test_a_set_without_a_test_split_sets_a_fifth_aside(here, library):
     library.load_from_disk("shapes")["train"].save_to_disk("alone")
     data = load("hf:alone")
@@ -125,6 +165,7 @@ def test_columns_of_numbers_are_data_of_a_client(library):
 WRONG = {
     "has an unknown key: lable": "hf:shapes,lable=kind",
     "has no column: kidn": "hf:shapes,label=kidn",
+    "has no column: wirter": "hf:shapes,group=wirter",
     "has no split: tset": "hf:shapes,test=tset",
     "gives size no number": "hf:shapes,size=big",
     "names no repository": "hf:",

@@ -37,7 +37,7 @@ CLEAN = "leave such samples out, or fill what is missing"
 
 
 def check_data(task: Task) -> None:
-    """Refuse an empty test set, test inputs that are not finite, and labels that the loss does not take, before training.
+    """Refuse an empty test set, test inputs that are not finite, and labels that the loss does not take, beforehand.
 
     Only data in memory are checked: others are read when their turn comes.
     """
