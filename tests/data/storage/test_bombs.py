@@ -208,7 +208,7 @@ def test_no_picture_starts_a_program(content, monkeypatch):
 
     monkeypatch.setattr("PIL.EpsImagePlugin.has_ghostscript", lambda: True)
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", start)
-    with pytest.raises(DataError, match=r"one\.png is no picture of these kinds: PNG, JPEG"):
+    with pytest.raises(DataError, match=r"one\.png is damaged, or none of these: PNG, JPEG"):
         decode_image("one.png", content, (3, 16, 16))
 
 

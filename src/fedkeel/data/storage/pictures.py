@@ -31,7 +31,9 @@ def decode_image(name: str, content: bytes, shape: tuple[int, ...], resize: bool
             file = Image.open(io.BytesIO(content), formats=FORMATS)
         except UnidentifiedImageError:
             kinds = ", ".join(FORMATS)
-            raise DataError(f"{name} is no picture of these kinds: {kinds}", hint="save it as PNG or JPEG") from None
+            raise DataError(
+                f"{name} is damaged, or none of these: {kinds}", "fetch it again, or save it as PNG"
+            ) from None
         with file:
             if file.width * file.height > PIXELS:
                 raise DataError(f"{name} states {file.width}×{file.height} pixels: it was not unpacked")
