@@ -58,6 +58,8 @@ def test_a_set_is_brought_in_once_and_then_trained_offline(here, fedkeel, monkey
         "run --dataset hf:shapes --model logistic --method fedavg --rounds 2 --partition iid:clients=3 --engine serial"
     )
     assert not is_here("hf:shapes")
+    shown = fedkeel("datasets", "hf:shapes")
+    assert (shown.code, "on first use" in " ".join(shown.out.split())) == (0, True), shown.err
     done = fedkeel(*words.split(), "--out", "a", "--json")
     assert done.code == 0, done.err
     monkeypatch.setitem(sys.modules, "datasets", None)
@@ -74,7 +76,7 @@ def test_a_set_is_brought_in_once_and_then_trained_offline(here, fedkeel, monkey
     assert card.mean[0] == pytest.approx(float(data.train_images[:].mean()) / 255, abs=1e-3)
     assert fk.load_run("a").experiment.save()["dataset"] == "hf:shapes"
     shown = fedkeel("datasets", "hf:shapes")
-    assert (shown.code, card.checksums["data"] in shown.out) == (0, True)
+    assert (shown.code, card.checksums["data"] in shown.out, "left out" in shown.out) == (0, True, False)
     pinned = f"hf:shapes,digest={card.checksums['data']}"
     assert load(pinned).card.folder == card.folder
     with pytest.raises(fk.DataError, match="not 1234"):
