@@ -50,6 +50,43 @@ def test_a_test_set_of_what_is_no_number_is_refused():
         train(replace(problem, test=with_nan(problem.test)))
 
 
+class Filling(torch.nn.Module):
+    """Fills what is missing in all columns, or in the first alone, and learns from what is missing."""
+
+    def __init__(self, columns):
+        super().__init__()
+        self.linear, self.columns = torch.nn.Linear(2 * columns, 3), columns
+
+    def forward(self, x):
+        filled = torch.where(x.isnan() & (torch.arange(x.shape[1]) < self.columns), 0.0, x)
+        return self.linear(torch.cat([filled, x.isnan().to(x)], 1))
+
+
+def fill(raw, keys=None):
+    return torch.nan_to_num(raw[0]), *raw[1:]
+
+
+def test_a_test_set_whose_missing_numbers_are_filled_is_judged():
+    problem = small_problem()
+    missing = replace(problem, test=with_nan(problem.test), clients=[with_nan(part) for part in problem.clients])
+    clean = replace(missing, test=fill(missing.test), clients=[fill(part) for part in missing.clients])
+    assert train(replace(missing, prepare=fill)).curve("test_loss") == train(clean).curve("test_loss")
+    network = Filling(problem.test[0].shape[1])
+    assert len(train(replace(missing, model=network)).curve("test_loss")) == 2
+
+
+def test_every_row_is_asked_for():
+    """A network may fill some columns and not others."""
+    problem = small_problem()
+    x, y = with_nan(problem.test)
+    network = Filling(x.shape[1])
+    network.columns = 1
+    assert train(replace(problem, model=network, test=(x, y))).records
+    x[-1, 1] = torch.inf
+    with pytest.raises(fk.DataError, match="the test set hold numbers that are not finite"):
+        train(replace(problem, model=network, test=(x, y)))
+
+
 @pytest.mark.parametrize("label", [3, 99, -1])
 @pytest.mark.parametrize("part", ["test", "clients"])
 def test_labels_that_the_model_has_no_output_for_are_refused(label, part):
