@@ -398,6 +398,18 @@ def test_pictures_are_read_without_a_warning(small, recwarn):
     assert not recwarn.list
 
 
+def test_arrays_that_nobody_may_write_are_read_without_a_warning(small, recwarn):
+    x, y = (part.numpy().copy() for part in small.test)
+    x.flags.writeable = y.flags.writeable = False
+    torch.set_warn_always(True)  # PyTorch says it once in a process
+    try:
+        rows = replace(small, clients=[(x, y)], test=None).data.rows(0, np.arange(len(y)))
+    finally:
+        torch.set_warn_always(False)
+    assert all(torch.equal(*pair) for pair in zip(rows, small.test, strict=True))
+    assert not recwarn.list
+
+
 def test_a_table_that_is_not_there_is_looked_for_in_the_current_folder(small):
     with pytest.raises(fk.DataError) as error:
         replace(small, test="nowhere.csv")
