@@ -1,5 +1,6 @@
 """`hf:NAME`: any set of labelled pictures, its columns found or named, kept in the data folder with its digest."""
 
+import io
 import json
 import shutil
 import sys
@@ -144,6 +145,20 @@ def test_a_row_without_an_owner_is_refused(here, library):
     saved(library, "shapes", writer=lambda i: None if i % 9 == 4 else f"w{i % 5}")
     with pytest.raises(fk.DataError, match="column writer of shapes names no owner in 7 of 60 rows"):
         load("hf:shapes,group=writer")
+
+
+def test_no_picture_of_a_repository_starts_a_program(here, library, monkeypatch):
+    image = pytest.importorskip("PIL.Image")
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    rows = {"picture": [{"bytes": script, "path": "one.png"}] * 6, "kind": [0, 1] * 3}
+    kinds = {"picture": library.Image(), "kind": library.ClassLabel(names=["a", "b"])}
+    library.Dataset.from_dict(rows, features=library.Features(kinds)).save_to_disk("scripts")
+    started = []
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *given: started.append(given))
+    with pytest.raises(fk.DataError, match="cannot identify image file"):
+        load("hf:scripts")
+    assert not started
+    assert image.open(io.BytesIO(script)).format == "EPS", "Pillow is as it was"
 
 
 def test_a_set_without_a_test_split_sets_a_fifth_aside(here, library):

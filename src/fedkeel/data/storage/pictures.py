@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,3 +41,20 @@ def decode_image(name: str, content: bytes, shape: tuple[int, ...], resize: bool
                 raise DataError(f"{name} states {file.width}×{file.height} pixels: it was not unpacked")
             image = file.convert("L" if channels == 1 else "RGB")
         return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC) if resize else image)
+
+
+@contextmanager
+def without_postscript() -> Iterator[None]:
+    """Keep Pillow from opening PostScript meanwhile, for a library that opens pictures of any format itself."""
+    try:
+        from PIL import Image
+    except ImportError:  # then nobody opens pictures
+        yield
+        return
+    Image.init()
+    before = list(Image.ID)
+    Image.ID[:] = [name for name in before if name != "EPS"]
+    try:
+        yield
+    finally:
+        Image.ID[:] = before
