@@ -128,12 +128,19 @@ def test_a_table_that_is_not_read_is_named(small, tmp_path):
     (tmp_path / "lyon").mkdir()
     given = replace(small, clients=tmp_path, test=None)
     assert (len(given.clients), len(given.test[1])) == (1, len(small.test[1]))
-    for name in ("lyon.csv.gz", "oslo.tsv", "rome.XLSX", "lyon/2024.parquet.gz"):
+    for name in ("lyon.csv.gz", "oslo.tsv", "rome.XLSX", "lyon/2024.parquet.gz", "lyon/2024/may.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
         with pytest.raises(fk.DataError, match="would not be read: ") as error:
             replace(small, clients=tmp_path, test=None)
         assert error.value.message.endswith(f"{name}.")
         (tmp_path / name).unlink()
+    for name in (".trash/2024/may.csv", "bonn/may.parquet/part.parquet"):  # hidden, or one table in many files
+        (tmp_path / name).parent.mkdir(parents=True)
+        frame(small.clients[1]).to_parquet(tmp_path / name)
+    assert [len(y) for _, y in replace(small, clients=tmp_path, test=None).clients] == [
+        len(y) for _, y in small.clients[:2]
+    ]
 
 
 def test_columns_of_pandas_are_read_in_their_order(small):
@@ -327,7 +334,11 @@ def refused():
         "label= names no column of client 0": dict(clients=[table], label=[]),
         "client 0 has no column: 2": dict(clients=[table], label=2),
         "client 0 has a column without a name": dict(clients=[table.assign(**{"Unnamed: 0": [0, 1, 2, 3]})]),
-        "column city of client 1 holds no numbers": dict(clients=[table.assign(city=1), table.assign(city="Bonn")]),
+        "column city of client 1 holds no real numbers": dict(
+            clients=[table.assign(city=1), table.assign(city="Bonn")]
+        ),
+        "column wave of client 0 holds no real numbers": dict(clients=[table.assign(wave=1 + 2j)]),
+        f"client 0 holds the label {2**64 - 1}": dict(clients=[table.assign(label=np.full(4, 2**64 - 1, np.uint64))]),
         "the columns of client 1 are not those of the first table: x9": dict(clients=[table, table.assign(x9=1)]),
         "column label of client 0 is empty in 1 of 4 rows": dict(clients=[table.assign(label=["a", None, "b", "a"])]),
         "column x0 of client 1 is empty in 2 of 4 rows": dict(clients=[table, table.assign(x0=[1, None, None, 2])]),
@@ -344,6 +355,8 @@ def refused():
         (b"a;b;label\n1,5;2;0\n", "semicolons divide its cells: write it with commas, and numbers with points"),
         ("größe,label\n1,0\n".encode("latin-1"), "save it as UTF-8"),
         (b"", "is it a CSV or Parquet file?"),
+        (b"label,a,b\n0,1,20,300\n", "name every column, and leave out row names and commas at the end of lines"),
+        (b"label,a,b\n0,1,20,\n", "name every column, and leave out row names and commas at the end of lines"),
     ],
 )
 def test_a_table_as_a_spreadsheet_writes_it_is_refused_with_the_way_out(small, tmp_path, text, hint):
@@ -352,6 +365,15 @@ def test_a_table_as_a_spreadsheet_writes_it_is_refused_with_the_way_out(small, t
         with pytest.raises(fk.DataError) as error:
             replace(small, clients=[tmp_path / "table.csv"], test=None, label=label)
         assert error.value.hint == hint
+
+
+@pytest.mark.parametrize("word", ["NA", "None"])
+def test_words_that_count_as_empty_are_named(small, tmp_path, word):
+    """R writes NA where a value is missing, and str(None) is a word, so that nobody knows whether it is a class."""
+    (tmp_path / "a.csv").write_text(f"x,label\n1,flu\n2,{word}\n3,\n")
+    with pytest.raises(fk.DataError, match=f"is empty in 2 of 3 rows, as {word} counts") as error:
+        replace(small, clients=tmp_path, test=None)
+    assert "write another word if it is a class" in error.value.hint
 
 
 def test_a_table_without_rows_is_a_client_without_samples(small, tmp_path):
@@ -373,6 +395,18 @@ def test_pictures_are_read_without_a_warning(small, recwarn):
     picture = image.fromarray(np.zeros((2, 3), np.uint8))
     [(inputs, _)] = replace(small, clients=[[(picture, 0), (picture, 1)]], test=None).clients
     assert (inputs.shape, inputs.dtype) == ((2, 2, 3), torch.uint8)
+    assert not recwarn.list
+
+
+def test_arrays_that_nobody_may_write_are_read_without_a_warning(small, recwarn):
+    x, y = (part.numpy().copy() for part in small.test)
+    x.flags.writeable = y.flags.writeable = False
+    torch.set_warn_always(True)  # PyTorch says it once in a process
+    try:
+        rows = replace(small, clients=[(x, y)], test=None).data.rows(0, np.arange(len(y)))
+    finally:
+        torch.set_warn_always(False)
+    assert all(torch.equal(*pair) for pair in zip(rows, small.test, strict=True))
     assert not recwarn.list
 
 

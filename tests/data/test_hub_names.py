@@ -1,5 +1,6 @@
 """`hf:NAME`: any set of labelled pictures, its columns found or named, kept in the data folder with its digest."""
 
+import io
 import json
 import shutil
 import sys
@@ -13,6 +14,7 @@ import fedkeel as fk
 from fedkeel.data import load
 from fedkeel.data.storage.hub_sets import read_name
 from fedkeel.data.storage.loading import find_card, is_here
+from fedkeel.studies.group_accuracy import name_group
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,9 @@ def saved(library, place, size=(8, 8), pictures=PICTURES, **columns):
         made = {"picture": [Image.fromarray(one).resize(size) for one in turned], "kind": label.tolist()}
         made |= {name: [value(i) for i in range(len(pictures))] for name, value in columns.items()}
         kinds = {"picture": library.Image(), "kind": library.ClassLabel(names=["up", "left", "down"])}
-        kinds |= {name: library.Value("string") for name in columns}
+        kinds |= {
+            name: library.Value("int64" if isinstance(value(0), int) else "string") for name, value in columns.items()
+        }
         return library.Dataset.from_dict(made, features=library.Features(kinds))
 
     library.DatasetDict(train=rows(pictures[:45]), test=rows(pictures[45:])).save_to_disk(str(place))
@@ -55,6 +59,8 @@ def test_a_set_is_brought_in_once_and_then_trained_offline(here, fedkeel, monkey
         "run --dataset hf:shapes --model logistic --method fedavg --rounds 2 --partition iid:clients=3 --engine serial"
     )
     assert not is_here("hf:shapes")
+    shown = fedkeel("datasets", "hf:shapes")
+    assert (shown.code, "on first use" in " ".join(shown.out.split())) == (0, True), shown.err
     done = fedkeel(*words.split(), "--out", "a", "--json")
     assert done.code == 0, done.err
     monkeypatch.setitem(sys.modules, "datasets", None)
@@ -71,7 +77,7 @@ def test_a_set_is_brought_in_once_and_then_trained_offline(here, fedkeel, monkey
     assert card.mean[0] == pytest.approx(float(data.train_images[:].mean()) / 255, abs=1e-3)
     assert fk.load_run("a").experiment.save()["dataset"] == "hf:shapes"
     shown = fedkeel("datasets", "hf:shapes")
-    assert (shown.code, card.checksums["data"] in shown.out) == (0, True)
+    assert (shown.code, card.checksums["data"] in shown.out, "left out" in shown.out) == (0, True, False)
     pinned = f"hf:shapes,digest={card.checksums['data']}"
     assert load(pinned).card.folder == card.folder
     with pytest.raises(fk.DataError, match="not 1234"):
@@ -104,6 +110,57 @@ def test_columns_and_natural_clients_are_named(here):
     assert (by_writer.classes, by_writer.shape) == (5, (1, 4, 4))
 
 
+def test_a_run_does_not_go_on_with_other_owners(here, library):
+    """The pictures and labels are the same, and so is the digest where nobody asks for owners."""
+    name, plain = "hf:shapes,group=writer", load("hf:shapes").card.checksums["data"]
+    settings = {"dataset": name, "model": "logistic", "partition": "natural", "participation": 1.0}
+    fk.run(fk.Experiment(**settings, rounds=1), out="a", engine="serial")
+    shutil.rmtree(here / "data")
+    saved(library, "shapes", writer=lambda i: f"w{4 - i % 5}")
+    with pytest.raises(fk.FolderError, match="begun on other data") as error:
+        fk.run(fk.Experiment(**settings, rounds=2), out="a", engine="serial")
+    assert "up to version 1.1.0 the digest left the owners out" in error.value.hint
+    assert load("hf:shapes").card.checksums["data"] == plain
+
+
+def test_owners_have_their_own_order_and_names(here, library):
+    for column, names in {
+        "writer": [f"w{n}" for n in range(5)],
+        "number": [str(n) for n in range(12)],  # not 0, 1, 10, 11, 2
+        "kind": ["up", "left", "down"],
+    }.items():
+        saved(library, "shapes", writer=lambda i: f"w{i % 5}", number=lambda i: i % 12)
+        data = load(f"hf:shapes,label=kind,group={column}")
+        assert np.array_equal(data.groups, np.arange(45) % len(names))
+        assert [name_group(data.card, n) for n in range(len(names))] == [f"{column} {name}" for name in names]
+
+
+def test_a_copy_of_1_1_0_has_owners_without_names(here):
+    card = next(load("hf:shapes,group=writer").root.glob("*/card.json"))
+    card.write_text(json.dumps({k: v for k, v in json.loads(card.read_text()).items() if k != "owners"}))
+    assert name_group(load("hf:shapes,group=writer").card, 3) == "writer 3"
+
+
+def test_a_row_without_an_owner_is_refused(here, library):
+    saved(library, "shapes", writer=lambda i: None if i % 9 == 4 else f"w{i % 5}")
+    with pytest.raises(fk.DataError, match="column writer of shapes names no owner in 7 of 60 rows"):
+        load("hf:shapes,group=writer")
+
+
+def test_no_picture_of_a_repository_starts_a_program(here, library, monkeypatch):
+    image = pytest.importorskip("PIL.Image")
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    rows = {"picture": [{"bytes": script, "path": "one.png"}] * 6, "kind": [0, 1] * 3}
+    kinds = {"picture": library.Image(), "kind": library.ClassLabel(names=["a", "b"])}
+    library.Dataset.from_dict(rows, features=library.Features(kinds)).save_to_disk("scripts")
+    started = []
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *given: started.append(given))
+    with pytest.raises(fk.DataError, match="cannot identify image file"):
+        load("hf:scripts")
+    assert not started
+    assert image.open(io.BytesIO(script)).format == "EPS", "Pillow is as it was"
+
+
 def test_a_set_without_a_test_split_sets_a_fifth_aside(here, library):
     library.load_from_disk("shapes")["train"].save_to_disk("alone")
     data = load("hf:alone")
@@ -125,6 +182,7 @@ def test_columns_of_numbers_are_data_of_a_client(library):
 WRONG = {
     "has an unknown key: lable": "hf:shapes,lable=kind",
     "has no column: kidn": "hf:shapes,label=kidn",
+    "has no column: wirter": "hf:shapes,group=wirter",
     "has no split: tset": "hf:shapes,test=tset",
     "gives size no number": "hf:shapes,size=big",
     "names no repository": "hf:",

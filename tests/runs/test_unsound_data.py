@@ -50,6 +50,43 @@ def test_a_test_set_of_what_is_no_number_is_refused():
         train(replace(problem, test=with_nan(problem.test)))
 
 
+class Filling(torch.nn.Module):
+    """Fills what is missing in all columns, or in the first alone, and learns from what is missing."""
+
+    def __init__(self, columns):
+        super().__init__()
+        self.linear, self.columns = torch.nn.Linear(2 * columns, 3), columns
+
+    def forward(self, x):
+        filled = torch.where(x.isnan() & (torch.arange(x.shape[1]) < self.columns), 0.0, x)
+        return self.linear(torch.cat([filled, x.isnan().to(x)], 1))
+
+
+def fill(raw, keys=None):
+    return torch.nan_to_num(raw[0]), *raw[1:]
+
+
+def test_a_test_set_whose_missing_numbers_are_filled_is_judged():
+    problem = small_problem()
+    missing = replace(problem, test=with_nan(problem.test), clients=[with_nan(part) for part in problem.clients])
+    clean = replace(missing, test=fill(missing.test), clients=[fill(part) for part in missing.clients])
+    assert train(replace(missing, prepare=fill)).curve("test_loss") == train(clean).curve("test_loss")
+    network = Filling(problem.test[0].shape[1])
+    assert len(train(replace(missing, model=network)).curve("test_loss")) == 2
+
+
+def test_every_row_is_asked_for():
+    """A network may fill some columns and not others."""
+    problem = small_problem()
+    x, y = with_nan(problem.test)
+    network = Filling(x.shape[1])
+    network.columns = 1
+    assert train(replace(problem, model=network, test=(x, y))).records
+    x[-1, 1] = torch.inf
+    with pytest.raises(fk.DataError, match="the test set hold numbers that are not finite"):
+        train(replace(problem, model=network, test=(x, y)))
+
+
 @pytest.mark.parametrize("label", [3, 99, -1])
 @pytest.mark.parametrize("part", ["test", "clients"])
 def test_labels_that_the_model_has_no_output_for_are_refused(label, part):
@@ -75,3 +112,41 @@ def test_data_that_are_read_as_their_turn_comes_are_not_walked_through():
 
     problem = replace(small_problem(), clients=Lazy([None, None]))
     assert read_labels(problem.data) is None
+
+
+def rooms(samples):
+    x = torch.rand(samples, 2, generator=torch.Generator().manual_seed(samples))
+    return x, x.sum(1, keepdim=True)
+
+
+EMPTY = {
+    "too few for a share": ([rooms(40), rooms(3)], None, 0.3),
+    "no samples": ([rooms(40), rooms(0)], None, 0.3),
+    "an empty test": ([rooms(40), rooms(3)], [rooms(5), rooms(0)], None),
+}
+
+
+@pytest.mark.parametrize("how", EMPTY)
+def test_a_client_without_a_test_sample_has_no_score_also_where_targets_are_fractions(how):
+    clients, tests, share = EMPTY[how]
+    problem = fk.Problem(
+        model=torch.nn.Linear(2, 1), loss=torch.nn.functional.mse_loss, clients=clients, tests=tests, test=rooms(9)
+    )
+    evaluation = {"model": "global"} | ({"share": share} if share else {})
+    assert [score is None for score in train(problem, evaluation=evaluation).records[-1].clients["loss"]] == [
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_an_empty_test_set_is_refused(classes):
+    x, y = rooms(9)
+    problem = fk.Problem(
+        model=torch.nn.Linear(2, 2 if classes else 1),
+        loss=torch.nn.functional.cross_entropy if classes else torch.nn.functional.mse_loss,
+        clients=[(x, y[:, 0].long() if classes else y)],
+        test=(x[:0], y[:0, 0].long() if classes else y[:0]),
+    )
+    with pytest.raises(fk.DataError, match="the test set has no samples"):
+        train(problem)

@@ -34,7 +34,7 @@ def test_tables_as_they_come_are_refused_by_column(folder):
     set_out(1)
     follow(["python", "write_tables.py"])
     common = dict(model=torch.nn.Linear(4, 2), loss=torch.nn.functional.cross_entropy, label="ill")
-    with pytest.raises(fk.DataError, match=r"column smoking of hospitals/berlin\.csv holds no numbers") as refused:
+    with pytest.raises(fk.DataError, match=r"column smoking of hospitals/berlin\.csv holds no real numbers") as refused:
         fk.Problem(clients="hospitals", **common)
     assert "for all clients together" in refused.value.hint
     tables = [pandas.read_csv(file) for file in sorted(Path("hospitals").glob("*.csv"))]

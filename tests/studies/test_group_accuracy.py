@@ -7,6 +7,7 @@ import pytest
 
 import fedkeel as fk
 from fedkeel.data import load
+from fedkeel.data.storage.loading import find_card
 from fedkeel.studies import group_accuracy
 from fedkeel.studies.diagnose import analyse
 
@@ -28,6 +29,5 @@ def test_groups_add_up_to_the_whole_test_set(monkeypatch):
 
 
 def test_domains_and_corruptions_have_names():
-    assert group_accuracy.name_group("office-home", "domain", 1) == "Clipart"
-    assert group_accuracy.name_group("cifar10-c", None, 8) == "frost"
-    assert group_accuracy.name_group("femnist", "writer", 12) == "writer 12"
+    for name, number, said in (("office-home", 1, "Clipart"), ("cifar10-c", 8, "frost"), ("femnist", 12, "writer 12")):
+        assert group_accuracy.name_group(find_card(name), number) == said

@@ -106,8 +106,8 @@ def show_card(card: DatasetCard, console: Console) -> None:
         here += f": fetched from {card.home} on first use" if source_of(card.name).fetch else ""
         here += f"; {source_of(card.name).import_hint}"
     rows = {
-        "classes": count(card.classes),
-        "sample": describe_shape(card),
+        "classes": count(card.classes) if card.classes else "",
+        "sample": describe_shape(card) if card.shape else "",
         "samples": f"{count(card.train)} train, {count(card.test)} test" if card.train else "",
         "clients": f"natural ones: {card.natural}" if card.natural else "",
         "home": f"{card.home} on the Hugging Face hub" if isinstance(card.home, Hub) else str(card.home),

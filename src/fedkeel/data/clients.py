@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
@@ -64,6 +65,15 @@ def refuse_masked(part: Any, whose: str) -> None:
         raise DataError(f"{whose} has values behind a mask.", "fill them (x.filled(0)), or leave their rows out")
 
 
+def to_tensor(part: Any) -> Tensor:
+    part = np.array(part) if hasattr(part, "to_numpy") else part  # PyTorch would ask a Series for the row called 0
+    if not isinstance(part, np.ndarray) or part.flags.writeable:
+        return torch.as_tensor(part)
+    with warnings.catch_warnings():  # nobody writes into it: rows are taken as copies
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.as_tensor(part)
+
+
 def to_tensors(data: Any, whose: str) -> Sample:
     """Convert one tensor, array or column of pandas, or a tuple or dict of them, to tensors of equal length."""
     names = names_of(data, whose)
@@ -71,8 +81,7 @@ def to_tensors(data: Any, whose: str) -> Sample:
     for part in parts:
         refuse_masked(part, whose)
     try:
-        # PyTorch would ask a Series for the row called 0; its own array is read-only
-        tensors = tuple(torch.as_tensor(np.array(part) if hasattr(part, "to_numpy") else part) for part in parts)
+        tensors = tuple(map(to_tensor, parts))
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"{whose} is not made of tensors: {error}",

@@ -108,8 +108,8 @@ class DatasetCard:
     `shape` is that of one sample, (channels, height, width) or (tokens,); `train` and `test` count samples, 0 where
     the number depends on what was imported. `mean` and `std` are per channel of pixels divided by 255. `checksums`
     are "algorithm:digest" by file name. `preset` is what `--dataset NAME` alone means. `natural` says what a natural
-    client is. `vocabulary` is the number of token ids, 0 for images. `notes` are choices we made where the papers are
-    silent.
+    client is; `owners` are their names, by number, where they have some. `vocabulary` is the number of token ids, 0 for
+    images. `notes` are choices we made where the papers are silent.
     """
 
     name: str
@@ -129,6 +129,7 @@ class DatasetCard:
     vocabulary: int = 0
     dtype: str = "uint8"
     notes: str = ""
+    owners: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("checksums", "preset"):

@@ -32,6 +32,7 @@ EXPECTED = (
     "tensors or arrays (x, y), a dict of them, a list of samples (x, y), a map-style Dataset, "
     "a DataFrame with a label column, or the path of a CSV or Parquet file"
 )
+DIVIDE = 'clients=[part.drop(columns="hospital") for _, part in frame.groupby("hospital")]'
 WHOLE = "give one part for each client: clients=[…]"
 BATCHES = "give the data set itself, or a Subset of it: the experiment draws the batches"
 
@@ -82,7 +83,7 @@ def read_forms(clients: Any, test: Any, tests: Any, proxy: Any, label: Label | N
 def open_each(part: Any, word: str) -> Any:
     """Open the tables among the data of clients; data that know their sizes stay as they are."""
     if isinstance(part, Tensor | np.ndarray) or is_frame(part):
-        hint = 'clients=[part for _, part in frame.groupby("hospital")]' if is_frame(part) else WHOLE
+        hint = DIVIDE if is_frame(part) else WHOLE
         raise DataError(f"clients are a list of the data of each, not one {type(part).__name__}.", hint)
     if not isinstance(part, Sequence) or isinstance(part, str) or hasattr(part, "sizes"):
         return part

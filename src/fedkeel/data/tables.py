@@ -51,13 +51,23 @@ def open_folder(folder: Path) -> tuple[list[Table], Table | None]:
 
 
 def refuse_others(folder: Path) -> None:
-    """Refuse a folder with tables of other kinds, beside those that are read or in a folder of a client."""
-    files = [one for one in sorted([*folder.glob("*"), *folder.glob("*/*")]) if one.suffix.lower() in OTHERS]
-    if names := [str(one.relative_to(folder)) for one in files if one.is_file() and not is_hidden(one)]:
+    """Refuse a folder with tables of other kinds, beside those that are read or in a folder of a client, or with tables
+    that lie deeper."""
+    inside = [one for one in sorted(folder.rglob("*")) if is_unread(one.relative_to(folder)) and one.is_file()]
+    if names := [str(one.relative_to(folder)) for one in inside]:
         raise DataError(
             f"{folder} holds files that would not be read: {', '.join(names)}.",
-            f"write tables as {' or '.join(SUFFIXES)}, and keep other files elsewhere",
+            f"write tables as {' or '.join(SUFFIXES)}, one file or one folder of files for each client, and keep other "
+            "files elsewhere",
         )
+
+
+def is_unread(path: Path) -> bool:
+    """Whether a file of this path is likely to be a table that is not read; a folder may be a Parquet file, too."""
+    if any(is_hidden(one) for one in (path, *path.parents[:-1])):
+        return False
+    deep = len(path.parts) > 2 and Path(*path.parts[:2]).suffix.lower() != ".parquet"
+    return path.suffix.lower() in ((*OTHERS, *SUFFIXES) if deep else OTHERS)
 
 
 def is_hidden(path: Path) -> bool:
@@ -99,7 +109,19 @@ def read_files(files: Sequence[Path], words: str | None = None) -> Any:
     import pandas
 
     types = None if words is None else {words: str}
-    frames = [pandas.read_csv(f, dtype=types) if f.suffix.lower() == ".csv" else pandas.read_parquet(f) for f in files]
+
+    def read(file: Path) -> Any:
+        if file.suffix.lower() != ".csv":
+            return pandas.read_parquet(file)
+        frame = pandas.read_csv(file, dtype=types, keep_default_na=words is None)
+        if frame.shape[1] > 1 and len(frame) and not isinstance(frame.index, pandas.RangeIndex):  # first cells as names
+            raise DataError(
+                f"the rows of {file} have more cells than its first line has names.",
+                "name every column, and leave out row names and commas at the end of lines",
+            )
+        return frame
+
+    frames = [read(file) for file in files]
     return frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True)
 
 
@@ -179,17 +201,27 @@ class Table:
         for name in columns:
             if len(self.frame) and not is_numeric(self.column(name)):
                 raise DataError(
-                    f"column {name} of {self.whose} holds no numbers.",
+                    f"column {name} of {self.whose} holds no real numbers.",
                     "encode it for all clients together (pandas.get_dummies of one table), or leave it out",
                 )
         for name in (*columns, *self.labels(label)):
-            if missing := int(self.column(name).isna().sum()):
-                raise DataError(
-                    f"column {name} of {self.whose} is empty in {missing} of {len(self.frame)} rows.",
-                    "fill them (frame.fillna), or leave them out (frame.dropna)",
-                )
+            self.refuse_empty(name)
         inputs = np.stack([self.column(name).to_numpy(np.float32) for name in columns], 1)
         return torch.from_numpy(inputs), self.target(self.labels(label), targets)
+
+    def refuse_empty(self, name: str) -> None:
+        """Refuse a column with empty cells, and name words such as NA that count as empty."""
+        empty = self.column(name).isna().to_numpy()
+        if not empty.any():
+            return
+        cells = read_files(self.files, name) if self.files else self.frame
+        said = sorted({cell for cell in Table(cells, self.whose).column(name)[empty] if isinstance(cell, str) and cell})
+        raise DataError(
+            f"column {name} of {self.whose} is empty in {int(empty.sum())} of {len(empty)} rows"
+            + (f", as {' and '.join(said)} counts." if said else "."),
+            "fill them (frame.fillna), or leave them out (frame.dropna)"
+            + (", or write another word if it is a class" if said else ""),
+        )
 
     def target(self, names: Sequence[str], targets: Targets) -> Tensor:
         if len(names) > 1:
@@ -206,6 +238,8 @@ class Table:
         column = self.label(names[0])
         if targets.fractions:
             return torch.from_numpy(np.array(column.to_numpy(np.float32))[:, None])
+        if len(column) and (most := int(column.max())) > np.iinfo(np.int64).max:
+            raise DataError(f"{self.whose} holds the label {most}, too large for a class.", "number the classes from 0")
         return torch.from_numpy(np.array(column.to_numpy(np.int64)))
 
 
@@ -233,9 +267,9 @@ def spell(label: Any) -> str:
 
 
 def is_numeric(column: Any) -> bool:
-    from pandas.api.types import is_bool_dtype, is_numeric_dtype
+    from pandas.api.types import is_any_real_numeric_dtype, is_bool_dtype
 
-    return bool(is_numeric_dtype(column) or is_bool_dtype(column))
+    return bool(is_any_real_numeric_dtype(column) or is_bool_dtype(column))
 
 
 def is_fraction(column: Any) -> bool:

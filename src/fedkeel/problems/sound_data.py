@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree
 
 from fedkeel.core.trees import all_finite
 from fedkeel.data.clients import (
@@ -33,18 +34,21 @@ if TYPE_CHECKING:
     from fedkeel.problems.task import Task
 
 TRIED = 8  # samples with such targets on which a loss is tried
+BATCH = 256  # samples with such inputs that a network is given at once
 CLEAN = "leave such samples out, or fill what is missing"
 
 
 def check_data(task: Task) -> None:
-    """Refuse test inputs that are not finite, and labels that the loss does not take, before training begins.
+    """Refuse an empty test set, test inputs that are not finite, and labels that the loss does not take, beforehand.
 
     Only data in memory are checked: others are read when their turn comes.
     """
     parts = {"the training data": task.clients, "the test set": task.test, "the clients' test sets": task.tests}
     given = {name: data for name, data in parts.items() if data is not None}
+    if task.test is not None and in_memory(task.test) and not task.test.sizes.any():
+        raise DataError("the test set has no samples.", "give it some, or leave test= out")
     for name, data in given.items():
-        if name != "the training data" and (wrong := find_unsound(data, has_sound_inputs)) is not None:
+        if name != "the training data" and (wrong := find_unsound(data, partial(has_sound_inputs, task))) is not None:
             raise DataError(f"the inputs of {name} hold numbers that are not finite ({wrong}).", CLEAN)
         if name != "the training data" and (wrong := find_unsound(data, partial(has_sound_targets, task))) is not None:
             raise DataError(f"the targets of {name} hold numbers that are not finite ({wrong}).", CLEAN)
@@ -78,19 +82,41 @@ def find_unsound(data: ClientData, is_sound: Callable[[ClientData, int, int], bo
     return None
 
 
-def has_sound_inputs(data: ClientData, client: int, size: int) -> bool:
-    """Whether every input of a client is finite."""
+@torch.no_grad()
+def has_sound_inputs(task: Task, data: ClientData, client: int, size: int) -> bool:
+    """Whether every input of a client is finite, or `prepare` and the network make finite outputs of the others."""
     parts = data.rows(client, np.arange(size))
-    return all(bool(torch.isfinite(part).all()) for part in parts[:-1] or parts if part.is_floating_point())
+    wrong = np.unique(np.concatenate([find_unsound_rows(part) for part in parts[:-1] or parts]))
+    if not len(wrong):
+        return True
+    with torch.random.fork_rng(devices=[]):
+        model = None if task.module is None else copy_whole(task.module).eval()
+        for start in range(0, len(wrong), BATCH):
+            try:
+                tensors = task.prepare(data.rows(client, wrong[start : start + BATCH]))
+                output = tensors[:-1] or tensors if model is None else task.predict(model, tensors)
+            except Exception:
+                return False
+            if any(len(find_unsound_rows(part)) for part in _pytree.tree_leaves(output) if isinstance(part, Tensor)):
+                return False
+    return True
+
+
+def find_unsound_rows(part: Tensor) -> Rows:
+    """The rows of a tensor that hold a number that is not finite."""
+    if not part.is_floating_point():
+        return np.empty(0, np.int64)
+    sound = torch.isfinite(part)
+    return np.flatnonzero(~(sound.flatten(1).all(1) if sound.dim() > 1 else sound).cpu().numpy())
 
 
 @torch.no_grad()
 def has_sound_targets(task: Task, data: ClientData, client: int, size: int) -> bool:
     """Whether every target of a client is finite, or the loss leaves out those that are not."""
     *inputs, target = data.rows(client, np.arange(size))
-    if task.module is None or not inputs or not target.is_floating_point():
+    if task.module is None or not inputs:
         return True
-    wrong = np.flatnonzero(~torch.isfinite(target).reshape(size, -1).all(1).cpu().numpy())
+    wrong = find_unsound_rows(target)
     if not len(wrong):
         return True
     tensors = task.prepare(data.rows(client, wrong[:TRIED]))
@@ -106,9 +132,9 @@ class DivergedError(RunError):
 
 def explain_by_data(task: Task, clients: Sequence[int]) -> str:
     """Say whose data explain that clients diverged, to be put behind the error; empty where none do."""
-    for kind, is_sound in (("input data", has_sound_inputs), ("targets", partial(has_sound_targets, task))):
+    for kind, is_sound in (("input data", has_sound_inputs), ("targets", has_sound_targets)):
         for client in clients:
-            if not is_sound(task.clients, client, int(task.clients.sizes[client])):
+            if not is_sound(task, task.clients, client, int(task.clients.sizes[client])):
                 return f": the {kind} of client {client} hold NaN or infinite numbers"
     return ""
 

@@ -86,7 +86,8 @@ def check_same_data(folder: Path, plan: Plan) -> None:
     if before and now and before != now:
         raise FolderError(
             f"{folder} was begun on other data: those of {plan.division.dataset} were {before} and are {now} now.",
-            "bring the data of that time back, or choose another folder with --out",
+            "bring the data of that time back, or choose another folder with --out"
+            + ("; up to version 1.1.0 the digest left the owners out" if plan.division.card.natural else ""),
         )
 
 

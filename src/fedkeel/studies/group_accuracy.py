@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fedkeel.data import load
+from fedkeel.data.dataset import DatasetCard
 from fedkeel.data.datasets.cifar_c import CORRUPTIONS
 from fedkeel.data.datasets.office_home import DOMAINS
 from fedkeel.problems.predictions import find_hits
@@ -41,16 +42,16 @@ def measure_groups(subject: Subject, extent: Extent) -> dict[str, Any]:
         if hits is None:
             return empty
         right[rows] = hits.cpu().numpy()
-    found = {
-        name_group(data.name, data.card.natural, int(group)): data.test_groups == group
-        for group in np.unique(data.test_groups)
-    }
+    found = {name_group(data.card, int(group)): data.test_groups == group for group in np.unique(data.test_groups)}
     return {
         "groups": {name: float(right[rows].mean()) for name, rows in found.items()},
         "samples": {name: int(rows.sum()) for name, rows in found.items()},
     }
 
 
-def name_group(dataset: str, kind: str | None, number: int) -> str:
-    """A domain or a corruption by its name; others by their number."""
-    return NAMES[dataset][number] if dataset in NAMES else f"{kind or 'group'} {number}"
+def name_group(card: DatasetCard, number: int) -> str:
+    """A domain or a corruption by its name; an owner by what the data call it, or else by its number."""
+    if card.name in NAMES:
+        return NAMES[card.name][number]
+    owner = card.owners[number] if number < len(card.owners) else number
+    return f"{card.natural or 'group'} {owner}"

@@ -16,6 +16,7 @@ import published
 import pytest
 
 from fedkeel.data.datasets import SOURCES
+from fedkeel.data.storage.archives import read_array
 from fedkeel.data.storage.folder import open_array
 from fedkeel.data.storage.loading import import_into
 from fedkeel.data.storage.pickles import read_pickle
@@ -182,6 +183,52 @@ def test_a_picture_is_judged_by_its_header():
     for side in (9_000, 40_000):
         with pytest.raises(DataError, match=r"pixels|damaged"):
             decode_image("image", png(side), (1, 64, 64), resize=True)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "BMP"])
+def test_a_picture_is_known_by_its_content_and_not_by_its_name(form):
+    image = pytest.importorskip("PIL.Image")
+    from fedkeel.data.storage.pictures import decode_image
+
+    image.fromarray(np.full((8, 8), 90, np.uint8)).save(file := io.BytesIO(), form)
+    assert np.array_equal(decode_image("one.jpg", file.getvalue(), (1, 8, 8)), np.full((8, 8), 90))
+
+
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n%%EndComments\nshowpage\n%%EOF\n"
+PPM = b"P6 16 16 70000\n" + bytes(16)
+
+
+@pytest.mark.parametrize("content", [POSTSCRIPT, PPM], ids=["postscript", "ppm"])
+def test_no_picture_starts_a_program(content, monkeypatch):
+    pytest.importorskip("PIL")
+    from fedkeel.data.storage.pictures import decode_image
+
+    def start(*given, **named):
+        raise AssertionError("Pillow starts Ghostscript")
+
+    monkeypatch.setattr("PIL.EpsImagePlugin.has_ghostscript", lambda: True)
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", start)
+    with pytest.raises(DataError, match=r"one\.png is damaged, or none of these: PNG, JPEG"):
+        decode_image("one.png", content, (3, 16, 16))
+
+
+HEADERS = [
+    "(", "'''", "{[]:1}", "  {}\n {", "{'descr': '|u1', 'fortran_order': False, 'shape': (True,)}",
+    f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({10**31},)}}",
+    f"{{'descr': '|u1', 'fortran_order': False, 'shape': (0, {10**31})}}",
+    "{'descr': '|u1', 'fortran_order': False, 'shape': (-1,)}",
+    "{'descr': '|V0', 'fortran_order': False, 'shape': (5,)}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_damaged_header_of_an_array_is_damage(tmp_path, header):
+    file = tmp_path / "x.npy"
+    file.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(16))
+    with pytest.raises(DataError, match="cannot be read"):
+        open_array(file, np.uint8, 0, ())
+    with pytest.raises(DataError, match="damaged"), file.open("rb") as opened:
+        read_array("x.npy", opened, 100)
 
 
 def test_nested_json_is_damage(tmp_path):

@@ -23,6 +23,7 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkeel.data.storage.array_headers import read_header
 from fedkeel.errors import DataError
 from fedkeel.text import byte_size
 
@@ -190,12 +191,8 @@ def unzip(name: str, content: bytes, most: int) -> bytes:
 def read_array(name: str, file: IO[bytes], most: int) -> NDArray[Any]:
     """Read an array in numpy's format after checking its type and size in the header; never one of objects."""
     with reading(name, ValueError):
-        major = np.lib.format.read_magic(file)[0]
-        header = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = header(file)
+        shape, fortran, dtype = read_header(file)
     size = math.prod(shape) * dtype.itemsize
-    if dtype.hasobject or min(shape, default=0) < 0:
-        raise DataError(f"{name} holds {dtype} of shape {shape}, not numbers", hint="fetch the published file")
     if size > most:
         raise too_large(name, size)
     content = file.read(size)

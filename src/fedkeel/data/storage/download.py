@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedkeel.data.dataset import Hub
 from fedkeel.data.storage.folder import NO_SPACE, Draft
+from fedkeel.data.storage.pictures import without_postscript
 from fedkeel.errors import DataError
 
 BATCH = 1000
@@ -76,9 +77,13 @@ def load_repository(draft: Draft, split: str | None = None) -> Any:
 
 @contextlib.contextmanager
 def explain_errors(draft: Draft, split: str) -> Iterator[None]:
-    """Turn whatever goes wrong between here and the hub into one line; the draft recognises a full disk."""
+    """Turn whatever goes wrong between here and the hub into one line; the draft recognises a full disk.
+
+    No picture starts a program meanwhile.
+    """
     try:
-        yield
+        with without_postscript():
+            yield
     except DataError:
         raise
     except Exception as error:

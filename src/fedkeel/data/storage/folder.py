@@ -18,6 +18,7 @@ import platformdirs
 from numpy.typing import NDArray
 
 from fedkeel.data.dataset import Dataset, DatasetCard
+from fedkeel.data.storage.array_headers import read_header
 from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError
 from fedkeel.text import byte_size, in_one_line
@@ -74,7 +75,9 @@ def remark_untested(
 def open_array(path: Path, dtype: Any, count: int, shape: tuple[int, ...]) -> NDArray[Any]:
     """Map one array after checking what its header says. A count of 0 in the card accepts any number of samples."""
     try:
-        array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")  # not np.load, which also opens archives
+        with path.open("rb") as file:
+            found, fortran, of = read_header(file)
+            array = np.memmap(path, of, "r", file.tell(), found, "F" if fortran else "C")
     except (OSError, ValueError, EOFError) as error:
         raise damaged(path, f"cannot be read ({in_one_line(error)})") from error
     expected = (count or (len(array) if array.ndim else 0), *shape)

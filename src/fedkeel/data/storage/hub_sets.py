@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,8 @@ def read_card(card: DatasetCard, folder: Path) -> DatasetCard:
         facts: dict[str, Any] = {
             name: tuple(value) if isinstance(value := found[name], list) else value for name in READ
         }
-        return replace(card, **facts, checksums={"data": str(found["digest"])})
+        owners = tuple(map(str, found.get("owners", ())))  # up to version 1.1.0 they had no names
+        return replace(card, **facts, owners=owners, checksums={"data": str(found["digest"])})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged(folder / CARD, "cannot be read") from error
 
@@ -101,10 +102,10 @@ def open_hub(card: DatasetCard, folder: Path, root: Path) -> Dataset:
     if asked is not None and not digest.startswith(asked):
         raise DataError(
             f"the data of {card.name} are {digest}, not {asked}.",
-            "the repository has changed; leave digest= out to go on",
+            "the repository has changed; leave digest= out to go on"
+            + (", as with a digest of version 1.1.0 or before, which left owners out" if card.natural else ""),
         )
-    opened = open_folder(card, folder, root)
-    return replace(opened, remarks=(*opened.remarks, f"data {digest}"))
+    return open_folder(card, folder, root)
 
 
 # ---- bringing it in ------------------------------------------------------------------------------------------------
@@ -114,7 +115,7 @@ def fetch(draft: Draft) -> None:
     splits = choose_splits(load_repository(draft), asked)
     first = splits["train"]
     image, label = find_image(first, asked), find_label(first, asked)
-    groups = [] if asked.group is None else sorted({str(v) for rows in splits.values() for v in rows[asked.group]})
+    owners, names = ({}, []) if asked.group is None else number_owners(splits, asked.group, asked.repository)
     classes = first.features[label].names if hasattr(first.features[label], "names") else None
     words = None if classes else sorted({v for rows in splits.values() for v in rows[label]})
     seen, sums = hashlib.sha256(), np.zeros((2, 3))
@@ -132,7 +133,11 @@ def fetch(draft: Draft) -> None:
         draft.save(f"{split}_labels", labels)
         seen.update(labels.tobytes())
         if asked.group is not None:
-            draft.save(f"{split}_groups", np.array([groups.index(str(v)) for v in rows[asked.group]], np.int64))
+            groups = np.array([owners[str(owner)] for owner in rows[asked.group]], np.int64)
+            draft.save(f"{split}_groups", groups)
+            seen.update(groups.tobytes())
+    if asked.group is not None:
+        seen.update(json.dumps(names).encode())
     channels, pixels = (1 if len(shape) == 2 else 3), len(first) * shape[0] * shape[1]
     mean = sums[0, :channels] / pixels
     std = np.sqrt(np.maximum(sums[1, :channels] / pixels - mean**2, 1e-8))
@@ -140,8 +145,25 @@ def fetch(draft: Draft) -> None:
         "classes": len(classes or words or ()), "shape": [channels, *shape[:2]], "train": len(first),
         "test": len(splits["test"]), "mean": mean.round(4).tolist(), "std": std.round(4).tolist(),
         "natural": asked.group, "digest": seen.hexdigest()[:16],
+        "owners": names,
     }  # fmt: skip
     (draft.folder / CARD).write_text(json.dumps(card), encoding="utf-8", newline="\n")
+
+
+def number_owners(splits: Mapping[str, Any], column: str, repository: str) -> tuple[dict[str, int], list[str]]:
+    """Each owner's place, and the names in this order: numbers and classes as they follow, words by the alphabet."""
+    require_known(column, splits["train"].column_names, f"{repository} has no column", "columns", DataError)
+    given = [owner for rows in splits.values() for owner in rows[column]]
+    classes = getattr(splits["train"].features[column], "names", None)
+    if missing := sum(owner is None or owner != owner or (bool(classes) and owner < 0) for owner in given):
+        raise DataError(
+            f"column {column} of {repository} names no owner in {missing} of {len(given)} rows.",
+            "leave them out: load it with datasets, .filter() it, save_to_disk(FOLDER), and name hf:FOLDER",
+        )
+    found = {str(owner): owner for owner in given}
+    numbers = all(isinstance(owner, int | float) for owner in found.values())
+    words = sorted(found, key=found.__getitem__ if numbers else None)
+    return {word: place for place, word in enumerate(words)}, [classes[int(one)] for one in words] if classes else words
 
 
 def choose_splits(found: Any, asked: HubName) -> dict[str, Any]:
