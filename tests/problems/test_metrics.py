@@ -327,6 +327,27 @@ def test_the_accuracy_is_over_the_targets_that_count(monkeypatch):
     assert fk.run(experiment(nothing), engine="serial").records[-1].accuracy is None
 
 
+@for_each(
+    "engine, weights, trained", [("serial", "uniform", False), ("serial", "size", True), ("stacked", "size", False)]
+)
+def test_a_client_none_of_whose_targets_count_is_in_no_mean_over_clients(engine, weights, trained):
+    """All is as if it had no test sample, whether or not it has trained on such targets."""
+    problem = replace(small_problem(), loss=F.cross_entropy)
+    tests = [(x, torch.full_like(y, -100) if client == 2 else y) for client, (x, y) in enumerate(problem.clients)]
+    clients = tests if trained else problem.clients
+    found = []
+    for last in (tests[2], tuple(part[:0] for part in tests[2])):
+        made = replace(problem, clients=clients, tests=[*tests[:2], last, *tests[3:]])
+        policy = {"model": "global", "weights": weights}
+        found.append(fk.run(experiment(made, evaluation=policy, rounds=1), engine=engine))
+    run, expected = found
+    assert run.records[-1].extra == pytest.approx(expected.records[-1].extra, rel=1e-6)
+    assert run.records[-1].extra["client_loss"] > 0
+    assert run.records[-1].clients["accuracy"][2] is None
+    for name in ("judged_on", "best", "reported"):
+        assert run.result[name] == pytest.approx(expected.result[name])
+
+
 @pytest.mark.slow
 def test_a_run_in_processes_measures_the_same():
     runs = [fk.run(experiment(), engine=engine, metrics=NAMES) for engine in ("serial", "processes")]
