@@ -284,6 +284,43 @@ def test_a_run_measures_what_its_model_predicts_on_every_engine(monkeypatch):
             assert len(run.curve(f"validation_{name}")) == 2
 
 
+ONE_NUMBER = {
+    "in a tensor": lambda output, target: output.std()[None],
+    "in an array": lambda output, target: np.array([[output.std()]]),
+    "in a list": lambda output, target: [float(output.std())],
+}
+PER_SAMPLE = {
+    "numbers": lambda output, target: output[:, 0],
+    "columns": lambda output, target: output[:, :1],
+    "several each": lambda output, target: output.square(),
+    "in one row": lambda output, target: output.square().flatten().tolist(),
+}
+
+
+def test_a_metric_is_one_number_of_all_samples_or_a_mean_over_them(monkeypatch):
+    monkeypatch.setattr("fedkeel.problems.task.CHUNK", 7)
+    problem = small_problem()
+    run = fk.run(experiment(problem, rounds=1), engine="serial", metrics=ONE_NUMBER | PER_SAMPLE)
+    with torch.no_grad():
+        output = run.model()(problem.test[0])
+    for name, metric in (ONE_NUMBER | PER_SAMPLE).items():
+        expected = float(np.mean(np.asarray(metric(output, problem.test[1]), dtype=np.float64)))
+        assert run.curve(name) == pytest.approx([expected], rel=1e-6), name
+
+
+@pytest.mark.parametrize("values", [(0.9, 1e-23), torch.tensor([0.2, 0.4, 0.6]), np.eye(2)], ids=type)
+def test_a_metric_of_several_numbers_is_refused_before_the_first_round(values):
+    rounds = list[int]()
+    with pytest.raises(ExperimentError, match=r"'pair' returns \d values for 2 samples, and \d for 3\."):
+        fk.run(
+            experiment(rounds=1),
+            engine="serial",
+            metrics={"pair": lambda output, target: values},
+            callbacks=lambda at: rounds.append(at.record.round),
+        )
+    assert not rounds
+
+
 class Words(torch.nn.Module):
     """Scores of 5 classes for each word of a sample."""
 

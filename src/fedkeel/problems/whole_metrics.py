@@ -17,7 +17,7 @@ from fedkeel.errors import ExperimentError, FedkeelError
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.module_state import copy_whole
 from fedkeel.problems.prepared_samples import PreparedSamples
-from fedkeel.problems.separability import PLAIN, find_shared_parts
+from fedkeel.problems.separability import PLAIN, find_shared_parts, predict_copies
 from fedkeel.problems.task import Scores, Task
 from fedkeel.randomness import seed_torch
 from fedkeel.text import in_one_line
@@ -74,7 +74,7 @@ class WholeMetrics:
     def value(self, name: str, model: object, tensors: tuple[torch.Tensor, ...], output: torch.Tensor | None) -> float:
         try:
             measure = self.task.own_loss if name == "loss" else self.task.metrics[name]
-            return float(self.task.apply(measure, model, tensors, output))
+            return read_number(self.task.apply(measure, model, tensors, output))
         except FedkeelError:
             raise
         except Exception as error:  # a function of someone's own may do anything
@@ -84,6 +84,31 @@ class WholeMetrics:
                 f"the metric {name!r} does not take all predictions: {type(error).__name__}: {in_one_line(error)}",
                 "it is called with the outputs and the targets of all samples, and returns one number",
             ) from error
+
+
+def read_number(found: Any) -> float:
+    """The one number that a metric gives, also where it stands in a list or an array."""
+    found = found[0] if isinstance(found, list | tuple) and len(found) == 1 else found
+    return float(found.item() if hasattr(found, "item") else found)
+
+
+@torch.no_grad()
+def check_metrics(task: Task) -> None:
+    """Refuse a metric of which two samples have several values, and three have not half as many again."""
+    averaged = {name: metric for name, metric in task.metrics.items() if name not in task.whole_metrics}
+    if not averaged or task.clients.sizes.max() == 0:
+        return
+    given = [predict_copies(task, count) for count in (2, 3)]
+    for name, metric in averaged.items():
+        try:
+            two, three = (torch.as_tensor(task.apply(metric, *one)).numel() for one in given)
+        except Exception:  # it may take no three samples that are the same
+            continue
+        if 3 * two != 2 * three:
+            raise ExperimentError(
+                f"the metric {name!r} returns {two} values for 2 samples, and {three} for 3.",
+                "return one number, or one value per sample; several numbers are several metrics",
+            )
 
 
 def join_outputs(task: Task, model: nn.Module, parts: Sequence[Sample]) -> Any:
