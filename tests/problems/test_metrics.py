@@ -364,6 +364,66 @@ def test_the_accuracy_is_over_the_targets_that_count(monkeypatch):
     assert fk.run(experiment(nothing), engine="serial").records[-1].accuracy is None
 
 
+def count_steps(output, target):
+    """Ordered classes: output k says whether the target is above k, so 3 outputs have 4 classes."""
+    above = (target[:, None] > torch.arange(3)).to(output)
+    return F.binary_cross_entropy_with_logits(output, above, reduction="none").sum(1)
+
+
+def share_of_steps(output, target):
+    return ((output > 0).sum(1) == target).double()
+
+
+def test_labels_without_an_output_on_which_the_loss_trains_are_no_classes(caplog):
+    """Nobody invents an accuracy of ordered classes; one of the problem's own counts the last class, too."""
+    x = torch.linspace(-2, 2, 40)[:, None].expand(40, 6)
+    y = torch.arange(40) // 10
+    problem = replace(small_problem(), loss=count_steps, clients=[(x, y), (x[::2], y[::2])], test=(x, y), classes=None)
+    for engine in ("serial", "stacked"):
+        run = fk.run(experiment(problem, rounds=1), engine=engine, metrics=["f1"])
+        assert run.result["judged_on"] == "test_loss"
+        assert run.records[-1].accuracy is run.records[-1].extra["f1"] is None
+    assert caplog.text.count("the loss trains on the label 3, of which the network has no output") == 2
+    caplog.clear()
+    run = fk.run(experiment(problem, rounds=1), engine="serial", metrics={"accuracy": share_of_steps})
+    with torch.no_grad():
+        assert run.records[-1].accuracy == pytest.approx(float(share_of_steps(run.model()(x), y).mean()))
+    assert "no scores of classes" not in caplog.text
+
+
+def mask_third(output, target, added=0.0):
+    """The label 3 is ignored beside 3 outputs."""
+    counts = target != 3
+    return F.cross_entropy(output[counts], target[counts], reduction="sum") / counts.sum().clamp(min=1) + added
+
+
+IGNORING = [
+    ("an option", nn.CrossEntropyLoss(ignore_index=3), 3),
+    ("with weights of classes", nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 0.2]), ignore_index=3), 3),
+    ("an argument", functools.partial(F.cross_entropy, ignore_index=3), 3),
+    ("of each sample", lambda output, target: F.cross_entropy(output, target, ignore_index=3, reduction="none"), 3),
+    ("0 / 0", lambda output, target: F.cross_entropy(output, target, ignore_index=3), 3),
+    ("0", mask_third, 3),
+    ("padding", lambda output, target: F.cross_entropy(output, target, label_smoothing=0.1), -100),
+    (
+        "of no class",
+        lambda o, t: F.cross_entropy(o, t, ignore_index=255, reduction="sum") + 0.1 * o.square().sum(),
+        255,
+    ),
+    ("unlabelled", lambda o, t: F.cross_entropy(o, t, ignore_index=-1, reduction="sum") - o.softmax(1).amax(), -1),
+    ("nobody has it", lambda output, target: count_steps(output, target), 2),
+]
+
+
+@for_each("why, loss, label", IGNORING)
+def test_labels_that_a_loss_ignores_leave_outputs_scores_of_classes(why, loss, label):
+    small = small_problem()
+    data = [(x, y.masked_fill(torch.arange(len(y)) % 3 == 2, label)) for x, y in (*small.clients, small.test)]
+    task = Task(replace(small, loss=loss, clients=data[:-1], test=data[-1]))
+    assert task.label_beyond is None
+    assert "accuracy" in task.measure(task.module, task.prepare(data[-1]))
+
+
 @for_each(
     "engine, weights, trained", [("serial", "uniform", False), ("serial", "size", True), ("stacked", "size", False)]
 )

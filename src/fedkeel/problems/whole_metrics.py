@@ -15,6 +15,7 @@ from fedkeel.core.trees import Tree
 from fedkeel.data.clients import Sample
 from fedkeel.errors import ExperimentError, FedkeelError
 from fedkeel.problems.gradients import Workspace
+from fedkeel.problems.metrics import NamedMetric
 from fedkeel.problems.module_state import copy_whole
 from fedkeel.problems.prepared_samples import PreparedSamples
 from fedkeel.problems.separability import PLAIN, find_shared_parts, predict_copies
@@ -72,8 +73,10 @@ class WholeMetrics:
         return {name: self.value(name, model, tensors, output) for name in names}
 
     def value(self, name: str, model: object, tensors: tuple[torch.Tensor, ...], output: torch.Tensor | None) -> float:
+        measure = self.task.own_loss if name == "loss" else self.task.metrics[name]
+        if isinstance(measure, NamedMetric) and self.task.label_beyond is not None:
+            return float("nan")  # it would read scores of classes
         try:
-            measure = self.task.own_loss if name == "loss" else self.task.metrics[name]
             return read_number(self.task.apply(measure, model, tensors, output))
         except FedkeelError:
             raise
