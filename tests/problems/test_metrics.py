@@ -445,6 +445,39 @@ def test_a_client_none_of_whose_targets_count_is_in_no_mean_over_clients(engine,
         assert run.result[name] == pytest.approx(expected.result[name])
 
 
+def correlate(output, target):
+    if len(target) < 2:
+        raise ValueError("at least two samples")
+    return np.corrcoef(output[:, 0], target)[0, 1]
+
+
+def correlate_many(output, target):
+    return np.nan if len(target) < 2 else correlate(output, target)
+
+
+@for_each("whose", [{"model": "global", "clients": "selected"}, {"model": "local"}])
+def test_a_client_whose_samples_a_metric_does_not_take_has_no_score(whose):
+    """As if the metric gave no number for it; also where no other client is scored in that round. One has 1 sample."""
+    problem = replace(small_problem(), tests=small_problem().clients, metrics=[correlate, correlate_many])
+    run = fk.run(experiment(problem, evaluation=whose, participants=[[3], [0, 3, 5]]), engine="serial")
+    for record in run.records:
+        assert record.clients["correlate"] == record.clients["correlate_many"]
+        assert record.clients["correlate"][3] is None
+        for part in ("", "_worst", "_std"):
+            one, other = (record.extra.get(f"client_{name}{part}") for name in ("correlate", "correlate_many"))
+            assert one == other
+    assert run.records[-1].extra["client_correlate"] is not None
+
+
+def test_a_metric_that_takes_no_clients_samples_is_refused_and_names_one():
+    tests = [(x[:1], y[:1]) for x, y in small_problem().clients]
+    problem = replace(small_problem(), tests=tests, test=None, metrics=[correlate])
+    with pytest.raises(
+        ExperimentError, match="'correlate' does not take all predictions of client 0: ValueError: at le"
+    ):
+        fk.run(experiment(problem, evaluation={"model": "global"}), engine="serial")
+
+
 @pytest.mark.slow
 def test_a_run_in_processes_measures_the_same():
     runs = [fk.run(experiment(), engine=engine, metrics=NAMES) for engine in ("serial", "processes")]

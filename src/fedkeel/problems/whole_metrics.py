@@ -19,7 +19,7 @@ from fedkeel.problems.metrics import NamedMetric
 from fedkeel.problems.module_state import copy_whole
 from fedkeel.problems.prepared_samples import PreparedSamples
 from fedkeel.problems.separability import PLAIN, find_shared_parts, predict_copies
-from fedkeel.problems.task import Scores, Task
+from fedkeel.problems.task import CLIENT, Scores, Task
 from fedkeel.randomness import seed_torch
 from fedkeel.text import in_one_line
 
@@ -39,6 +39,8 @@ class WholeMetrics:
         self.task.module = copy_whole(task.module) if self.names and task.module is not None else None
         self.workspace = Workspace(self.task) if self.names else None
         self.samples = PreparedSamples(self.task)
+        self.taken: set[str] = set()  # metrics that took the predictions of a client
+        self.untaken: dict[str, ExperimentError] = {}  # those that did not take the predictions of another
 
     def __call__(self, params: Tree, buffers: Tree | None, split: str, scores: list[Scores]) -> list[Scores]:
         """Return the scores of the parts of a split with these metrics: each part has the value of the whole.
@@ -70,23 +72,48 @@ class WholeMetrics:
         if isinstance(model, nn.Module):
             model.eval()  # it trains nothing
             output = join_outputs(task, model, parts)
-        return {name: self.value(name, model, tensors, output) for name in names}
+        return {name: self.value(name, split, model, tensors, output) for name in names}
 
-    def value(self, name: str, model: object, tensors: tuple[torch.Tensor, ...], output: torch.Tensor | None) -> float:
+    def value(
+        self, name: str, split: str, model: object, tensors: tuple[torch.Tensor, ...], output: torch.Tensor | None
+    ) -> float:
+        """The value of a metric; not a number where it does not take the predictions of a client, see `check_taken`."""
         measure = self.task.own_loss if name == "loss" else self.task.metrics[name]
         if isinstance(measure, NamedMetric) and self.task.label_beyond is not None:
             return float("nan")  # it would read scores of classes
+        whose, taken = f" of {split}" if split.startswith(CLIENT) else "", False
         try:
-            return read_number(self.task.apply(measure, model, tensors, output))
+            found = self.task.apply(measure, model, tensors, output)
+            taken = True
+            self.taken |= {name} if whose else set()
+            return read_number(found)
         except FedkeelError:
             raise
         except Exception as error:  # a function of someone's own may do anything
             if not are_finite(output):
                 return float("nan")
-            raise ExperimentError(
-                f"the metric {name!r} does not take all predictions: {type(error).__name__}: {in_one_line(error)}",
+            said = f"{type(error).__name__}: {in_one_line(error)}"
+            untaken = ExperimentError(
+                f"the metric {name!r} does not take all predictions{whose}: {said}",
                 "it is called with the outputs and the targets of all samples, and returns one number",
-            ) from error
+            )
+            if taken or not whose:
+                raise untaken from error
+            self.untaken.setdefault(name, untaken)
+            return float("nan")
+
+    def check_taken(self, others: Iterable[tuple[Tree, Tree | None, str]]) -> None:
+        """Refuse a metric that takes the predictions of no client. One may have too few samples for it: `others` are
+        asked where all that were scored have."""
+        missing = self.untaken.keys() - self.taken
+        for model in others if missing else ():
+            assert self.workspace is not None
+            self.measure(self.workspace, *model, sorted(missing))
+            missing -= self.taken
+            if not missing:
+                return
+        for name in sorted(missing):
+            raise self.untaken[name]
 
 
 def read_number(found: Any) -> float:

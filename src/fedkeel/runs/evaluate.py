@@ -156,6 +156,7 @@ class Judge:
                 pairs = zip(map(model_of, asked), scored, strict=True)
                 scored = [whole(*model, scores) for model, scores in pairs]
             now = dict(zip(asked, scored, strict=True))
+            whole.check_taken(model_of(client) for client in np.flatnonzero(data.sizes).tolist() if client not in now)
             known.now.clear()
             known.now.update(now if policy.model == "local" else {})
             found = [now[client] if client in now else before[client] for client in clients]
