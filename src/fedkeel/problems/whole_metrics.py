@@ -112,8 +112,8 @@ class WholeMetrics:
             missing -= self.taken
             if not missing:
                 return
-        for name in sorted(missing):
-            raise self.untaken[name]
+        if missing:
+            raise self.untaken[min(missing)]
 
 
 def read_number(found: Any) -> float:
@@ -124,19 +124,18 @@ def read_number(found: Any) -> float:
 
 @torch.no_grad()
 def check_metrics(task: Task) -> None:
-    """Refuse a metric of which two samples have several values, and three have not half as many again."""
+    """Refuse a metric of which two samples have several values, and four have not twice as many."""
     averaged = {name: metric for name, metric in task.metrics.items() if name not in task.whole_metrics}
     if not averaged or task.clients.sizes.max() == 0:
         return
-    given = [predict_copies(task, count) for count in (2, 3)]
     for name, metric in averaged.items():
         try:
-            two, three = (torch.as_tensor(task.apply(metric, *one)).numel() for one in given)
-        except Exception:  # it may take no three samples that are the same
+            two, four = (torch.as_tensor(task.apply(metric, *predict_copies(task, n))).numel() for n in (2, 4))
+        except Exception:  # it may not take four samples that are the same
             continue
-        if 3 * two != 2 * three:
+        if four != 2 * two:
             raise ExperimentError(
-                f"the metric {name!r} returns {two} values for 2 samples, and {three} for 3.",
+                f"the metric {name!r} returns {two} values for 2 samples, and {four} for 4.",
                 "return one number, or one value per sample; several numbers are several metrics",
             )
 
