@@ -284,6 +284,43 @@ def test_a_run_measures_what_its_model_predicts_on_every_engine(monkeypatch):
             assert len(run.curve(f"validation_{name}")) == 2
 
 
+ONE_NUMBER = {
+    "in a tensor": lambda output, target: output.std()[None],
+    "in an array": lambda output, target: np.array([[output.std()]]),
+    "in a list": lambda output, target: [float(output.std())],
+}
+PER_SAMPLE = {
+    "numbers": lambda output, target: output[:, 0],
+    "columns": lambda output, target: output[:, :1],
+    "several each": lambda output, target: output.square(),
+    "in one row": lambda output, target: output.square().flatten().tolist(),
+}
+
+
+def test_a_metric_is_one_number_of_all_samples_or_a_mean_over_them(monkeypatch):
+    monkeypatch.setattr("fedkeel.problems.task.CHUNK", 7)
+    problem = small_problem()
+    run = fk.run(experiment(problem, rounds=1), engine="serial", metrics=ONE_NUMBER | PER_SAMPLE)
+    with torch.no_grad():
+        output = run.model()(problem.test[0])
+    for name, metric in (ONE_NUMBER | PER_SAMPLE).items():
+        expected = float(np.mean(np.asarray(metric(output, problem.test[1]), dtype=np.float64)))
+        assert run.curve(name) == pytest.approx([expected], rel=1e-6), name
+
+
+@pytest.mark.parametrize("values", [(0.9, 1e-23), torch.tensor([0.2, 0.4, 0.6]), np.eye(2)], ids=type)
+def test_a_metric_of_several_numbers_is_refused_before_the_first_round(values):
+    rounds = list[int]()
+    with pytest.raises(ExperimentError, match=r"'pair' returns \d values for 2 samples, and \d for 4\."):
+        fk.run(
+            experiment(rounds=1),
+            engine="serial",
+            metrics={"pair": lambda output, target: values},
+            callbacks=lambda at: rounds.append(at.record.round),
+        )
+    assert not rounds
+
+
 class Words(torch.nn.Module):
     """Scores of 5 classes for each word of a sample."""
 
@@ -325,6 +362,118 @@ def test_the_accuracy_is_over_the_targets_that_count(monkeypatch):
         assert last.clients["accuracy"] == pytest.approx([share(model, *one) for one in tests], rel=1e-5)
     nothing = replace(problem, test=sample(5, 1.0), tests=None)
     assert fk.run(experiment(nothing), engine="serial").records[-1].accuracy is None
+
+
+def count_steps(output, target):
+    """Ordered classes: output k says whether the target is above k, so 3 outputs have 4 classes."""
+    above = (target[:, None] > torch.arange(3)).to(output)
+    return F.binary_cross_entropy_with_logits(output, above, reduction="none").sum(1)
+
+
+def share_of_steps(output, target):
+    return ((output > 0).sum(1) == target).double()
+
+
+def test_labels_without_an_output_on_which_the_loss_trains_are_no_classes(caplog):
+    """Nobody invents an accuracy of ordered classes; one of the problem's own counts the last class, too."""
+    x = torch.linspace(-2, 2, 40)[:, None].expand(40, 6)
+    y = torch.arange(40) // 10
+    problem = replace(small_problem(), loss=count_steps, clients=[(x, y), (x[::2], y[::2])], test=(x, y), classes=None)
+    for engine in ("serial", "stacked"):
+        run = fk.run(experiment(problem, rounds=1), engine=engine, metrics=["f1"])
+        assert run.result["judged_on"] == "test_loss"
+        assert run.records[-1].accuracy is run.records[-1].extra["f1"] is None
+    assert caplog.text.count("the loss trains on the label 3, of which the network has no output") == 2
+    caplog.clear()
+    run = fk.run(experiment(problem, rounds=1), engine="serial", metrics={"accuracy": share_of_steps})
+    with torch.no_grad():
+        assert run.records[-1].accuracy == pytest.approx(float(share_of_steps(run.model()(x), y).mean()))
+    assert "no scores of classes" not in caplog.text
+
+
+def mask_third(output, target, added=0.0):
+    """The label 3 is ignored beside 3 outputs."""
+    counts = target != 3
+    return F.cross_entropy(output[counts], target[counts], reduction="sum") / counts.sum().clamp(min=1) + added
+
+
+IGNORING = [
+    ("an option", nn.CrossEntropyLoss(ignore_index=3), 3),
+    ("with weights of classes", nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 0.2]), ignore_index=3), 3),
+    ("an argument", functools.partial(F.cross_entropy, ignore_index=3), 3),
+    ("of each sample", lambda output, target: F.cross_entropy(output, target, ignore_index=3, reduction="none"), 3),
+    ("0 / 0", lambda output, target: F.cross_entropy(output, target, ignore_index=3), 3),
+    ("0", mask_third, 3),
+    ("padding", lambda output, target: F.cross_entropy(output, target, label_smoothing=0.1), -100),
+    (
+        "of no class",
+        lambda o, t: F.cross_entropy(o, t, ignore_index=255, reduction="sum") + 0.1 * o.square().sum(),
+        255,
+    ),
+    ("unlabelled", lambda o, t: F.cross_entropy(o, t, ignore_index=-1, reduction="sum") - o.softmax(1).amax(), -1),
+    ("nobody has it", lambda output, target: count_steps(output, target), 2),
+]
+
+
+@for_each("why, loss, label", IGNORING)
+def test_labels_that_a_loss_ignores_leave_outputs_scores_of_classes(why, loss, label):
+    small = small_problem()
+    data = [(x, y.masked_fill(torch.arange(len(y)) % 3 == 2, label)) for x, y in (*small.clients, small.test)]
+    task = Task(replace(small, loss=loss, clients=data[:-1], test=data[-1]))
+    assert task.label_beyond is None
+    assert "accuracy" in task.measure(task.module, task.prepare(data[-1]))
+
+
+@for_each("engine, weights, trained", [("serial", "uniform", True), ("stacked", "size", False)])
+def test_a_client_none_of_whose_targets_count_is_in_no_mean_over_clients(engine, weights, trained):
+    """All is as if it had no test sample, whether or not it has trained on such targets."""
+    problem = replace(small_problem(), loss=F.cross_entropy)
+    tests = [(x, torch.full_like(y, -100) if client == 2 else y) for client, (x, y) in enumerate(problem.clients)]
+    clients = tests if trained else problem.clients
+    found = []
+    for last in (tests[2], tuple(part[:0] for part in tests[2])):
+        made = replace(problem, clients=clients, tests=[*tests[:2], last, *tests[3:]])
+        policy = {"model": "global", "weights": weights}
+        found.append(fk.run(experiment(made, evaluation=policy, rounds=1), engine=engine))
+    run, expected = found
+    assert run.records[-1].extra == pytest.approx(expected.records[-1].extra, rel=1e-6)
+    assert run.records[-1].extra["client_loss"] > 0
+    assert run.records[-1].clients["accuracy"][2] is None
+    for name in ("judged_on", "best", "reported"):
+        assert run.result[name] == pytest.approx(expected.result[name])
+
+
+def correlate(output, target):
+    if len(target) < 2:
+        raise ValueError("at least two samples")
+    return np.corrcoef(output[:, 0], target)[0, 1]
+
+
+def correlate_many(output, target):
+    return np.nan if len(target) < 2 else correlate(output, target)
+
+
+@for_each("whose", [{"model": "global", "clients": "selected"}, {"model": "local"}])
+def test_a_client_whose_samples_a_metric_does_not_take_has_no_score(whose):
+    """As if the metric gave no number for it; also where no other client is scored in that round. One has 1 sample."""
+    problem = replace(small_problem(), tests=small_problem().clients, metrics=[correlate, correlate_many])
+    run = fk.run(experiment(problem, evaluation=whose, participants=[[3], [0, 3, 5]]), engine="serial")
+    for record in run.records:
+        assert record.clients["correlate"] == record.clients["correlate_many"]
+        assert record.clients["correlate"][3] is None
+        for part in ("", "_worst", "_std"):
+            one, other = (record.extra.get(f"client_{name}{part}") for name in ("correlate", "correlate_many"))
+            assert one == other
+    assert run.records[-1].extra["client_correlate"] is not None
+
+
+def test_a_metric_that_takes_no_clients_samples_is_refused_and_names_one():
+    tests = [(x[:1], y[:1]) for x, y in small_problem().clients]
+    problem = replace(small_problem(), tests=tests, test=None, metrics=[correlate])
+    with pytest.raises(
+        ExperimentError, match="'correlate' does not take all predictions of client 0: ValueError: at le"
+    ):
+        fk.run(experiment(problem, evaluation={"model": "global"}), engine="serial")
 
 
 @pytest.mark.slow

@@ -20,6 +20,17 @@ def with_parts():
     return replace(problem, proxy=problem.clients[1], tests=[problem.clients[i] for i in (5, 4, 3, 2, 1, 0)])
 
 
+def test_a_list_that_changes_afterwards_changes_no_problem():
+    given, tests = list(small_problem().clients), list(small_problem().clients)
+    problem = replace(small_problem(), clients=given, tests=tests)
+    before = problem.digest()
+    given[0] = given[1]
+    given.append(given[2])
+    tests.pop()
+    assert problem.digest() == before
+    assert problem.data.sizes.tolist() == problem.tests_of_clients.sizes.tolist() == [7, 12, 5, 1, 9, 16]
+
+
 def touched(data):
     """The same shapes, one number changed, in the last row."""
     x, y = data

@@ -86,6 +86,21 @@ def test_samples_are_features_of_the_server_and_of_the_clients(runs):
     assert found["client sample"].classes == labels[::3].tolist() * 3
 
 
+def test_classes_without_an_output_on_which_the_loss_trains_are_drawn(small):
+    """Ordered classes have an output less than there are of them; nobody knows an accuracy of those outputs."""
+
+    def count_steps(output, target):
+        above = (target[:, None] > torch.arange(output.shape[1])).to(output)
+        return torch.nn.functional.binary_cross_entropy_with_logits(output, above, reduction="none").sum(1)
+
+    outputs = small.model(small.test[0]).shape[1]
+    parts = [(x, torch.arange(len(x)) % (outputs + 1)) for x, _ in (*small.clients, small.test)]
+    problem = fk.Problem(model=small.model, loss=count_steps, clients=parts[:-1], test=parts[-1])
+    subject = Subject(fk.run(fk.Experiment(problem=problem, **SETTING), engine="serial"), clients=3)
+    assert {*gather_points(subject, Extent(each="sample"))["sample"].classes} == {*range(outputs + 1)}
+    assert subject.accuracies() is None
+
+
 @pytest.mark.parametrize("ignored", [-100, 255])
 def test_samples_whose_target_is_ignored_are_of_no_class(small, ignored):
     """They change nothing: the same points come of a test set without them."""

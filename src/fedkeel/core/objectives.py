@@ -152,7 +152,8 @@ class Calibrated(Objective):
 
 
 def names_a_class(target: Tensor, classes: int) -> Tensor:
-    """Say of each target whether there is such a class; only a loss that ignores the others can take them."""
+    """Say of each target whether there is an output of its class. A loss of classes ignores the others, or refuses
+    them; one that trains on them reads something else in the outputs."""
     return (target >= 0) & (target < classes)
 
 

@@ -80,7 +80,7 @@ class Problem:
         object.__setattr__(self, "model", read_network(self.model))
         forms = read_forms(self.clients, self.test, self.tests, self.proxy, self.label)
         for part, data in vars(forms).items():
-            object.__setattr__(self, part, data)
+            object.__setattr__(self, part, list(data) if type(data) is list else data)  # the caller may change theirs
         object.__setattr__(self, "label", None)  # `dataclasses.replace` would look for it in data that are read already
         if not isinstance(self.clients, Sequence) and not (
             hasattr(self.clients, "rows") and isinstance(getattr(self.clients, "sizes", None), np.ndarray)

@@ -75,12 +75,12 @@ def draw_samples(task: Task) -> Sample:
 @torch.no_grad()
 def loss_is_one_number(task: Task) -> bool:
     """Whether the loss of two samples is one number and not two."""
-    return bool(task.clients.sizes.max() > 0) and task.losses(*predict_two(task)).dim() == 0
+    return bool(task.clients.sizes.max() > 0) and task.losses(*predict_copies(task, 2)).dim() == 0
 
 
-def predict_two(task: Task) -> tuple[nn.Module | dict[str, Tensor], Sample, Any]:
-    """The model, twice the first sample of the client that has most, and what the model gives for them."""
-    tensors = task.prepare(task.clients.rows(int(task.clients.sizes.argmax()), np.zeros(2, np.int64)))
+def predict_copies(task: Task, count: int) -> tuple[nn.Module | dict[str, Tensor], Sample, Any]:
+    """The model, so many times the first sample of the client that has most, and what the model gives for them."""
+    tensors = task.prepare(task.clients.rows(int(task.clients.sizes.argmax()), np.zeros(count, np.int64)))
     model = dict(task.initial.named()) if task.module is None else copy_trained(task.module).eval()
     with torch.random.fork_rng(devices=[]):
         return model, tensors, task.predict(model, tensors)
@@ -222,16 +222,16 @@ def are_near(one: Tensor, other: Tensor, tolerance: float) -> bool:
 
 @torch.no_grad()
 def find_whole_metrics(task: Task) -> frozenset[str]:
-    """Find the metrics that do not give one value for each of two samples."""
+    """Find the metrics that give one number for two samples, be it in an array."""
     asked = {name: metric for name, metric in task.metrics.items() if not getattr(metric, "whole", False)}
     found = task.metrics.keys() - asked.keys()
     if not asked or task.clients.sizes.max() == 0:
         return frozenset(found)
-    model, tensors, output = predict_two(task)
+    model, tensors, output = predict_copies(task, 2)
 
     def gives_one_number(metric: Callable[..., Any]) -> bool:
         try:
-            return torch.as_tensor(task.apply(metric, model, tensors, output)).dim() == 0
+            return torch.as_tensor(task.apply(metric, model, tensors, output)).numel() == 1
         except Exception:  # two samples may be too few for it
             return True
 

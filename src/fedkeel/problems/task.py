@@ -18,6 +18,7 @@ from fedkeel.data.prepare import widen_labels
 from fedkeel.errors import ExperimentError
 from fedkeel.problems import module_state
 from fedkeel.problems.calling import as_given, call_mixed, call_network, find_classifier, note_inputs, read_features
+from fedkeel.problems.class_outputs import find_label_beyond
 from fedkeel.problems.metrics import read_as_loss
 from fedkeel.problems.module_state import Place
 from fedkeel.problems.predictions import COUNTED, measure_hits, weigh_means
@@ -77,11 +78,10 @@ class Task:
         self.problem, self.device = problem, torch.device(device)
         # bfloat16 is a precision of the arithmetic inside a model; weights and sums of them stay in float32
         self.compute, self.dtype = dtype, torch.float32 if dtype == torch.bfloat16 else dtype
-        whole = problem.data
-        self.clients: ClientData = whole
+        self.clients: ClientData = problem.data
         self.validation: ClientData | None = None
         if validation:
-            self.clients, self.validation = hold_out(whole, validation, seed)
+            self.clients, self.validation = hold_out(self.clients, validation, seed)
         self.test = problem.test_data()
         self.tests = problem.tests_of_clients
         self.asks, self.personal_chunk = asks, personal_chunk
@@ -110,12 +110,9 @@ class Task:
         return augments_by_keys(self) if said is None else bool(said)
 
     def _read_weights(self) -> Tree:
-        leaves: Mapping[str, Tensor]
         if self.module is None:
-            assert self.problem.params is not None
-            leaves = {
-                n: torch.as_tensor(v).detach().to(self.device, self.dtype) for n, v in self.problem.params.items()
-            }
+            given = self.problem.params or {}
+            leaves = {n: torch.as_tensor(v).detach().to(self.device, self.dtype) for n, v in given.items()}
         else:
             # tied weights once, frozen ones never
             leaves = {n: p.detach() for n, p in self.module.named_parameters() if p.requires_grad}
@@ -255,6 +252,11 @@ class Task:
 
     # ---- scores --------------------------------------------------------------------------------------------------
     @cached_property
+    def label_beyond(self) -> int | None:
+        """A label that the loss trains on, though the network has no score of it; None where outputs may be scores."""
+        return find_label_beyond(self)
+
+    @cached_property
     def whole_metrics(self) -> frozenset[str]:
         """The metrics that give one number, and so must see all samples."""
         return find_whole_metrics(self)
@@ -266,8 +268,7 @@ class Task:
         data = self.evaluation_data(kind)
         if data is None:
             return
-        clients = 1 if kind == "test" else len(data.sizes)
-        for client in [int(split.removeprefix(CLIENT))] if own else range(clients):
+        for client in [int(split.removeprefix(CLIENT))] if own else range(1 if kind == "test" else len(data.sizes)):
             size = int(data.sizes[client])
             for first in range(0, size, chunk):
                 yield Part(kind, -1 if kind == "test" else client, first, min(first + chunk, size))
@@ -290,7 +291,7 @@ class Task:
         """Means over samples, in float64; beside the accuracy the share of targets that count."""
         output = self.predict(model, tensors)
         measured = {"loss": self.losses(model, tensors, output)}
-        measured |= measure_hits(output, tensors[-1])
+        measured |= measure_hits(output, tensors[-1]) if self.label_beyond is None else {}
         for name, metric in self.metrics.items():
             if name not in self.whole_metrics:
                 measured[name] = torch.as_tensor(self.apply(metric, model, tensors, output))

@@ -21,6 +21,7 @@ from fedkeel.problems.network_calls import check_calls
 from fedkeel.problems.predictions import class_scores
 from fedkeel.problems.separability import SHOWN, train_but_norms
 from fedkeel.problems.sound_data import check_labels_that_fit, unwatch
+from fedkeel.problems.whole_metrics import check_metrics
 from fedkeel.randomness import list_gpus, seed_torch
 from fedkeel.text import in_one_line, plural
 
@@ -49,6 +50,7 @@ def try_out(task: Task) -> None:
             train_but_norms(model)
             check_trained(task, model, tensors)
     check_calls(task)
+    check_metrics(task)
 
 
 def try_sample(task: Task, model: nn.Module | Mapping[str, Tensor], whose: str, sample: Sample) -> Sample:

@@ -15,10 +15,11 @@ from fedkeel.core.trees import Tree
 from fedkeel.data.clients import Sample
 from fedkeel.errors import ExperimentError, FedkeelError
 from fedkeel.problems.gradients import Workspace
+from fedkeel.problems.metrics import NamedMetric
 from fedkeel.problems.module_state import copy_whole
 from fedkeel.problems.prepared_samples import PreparedSamples
-from fedkeel.problems.separability import PLAIN, find_shared_parts
-from fedkeel.problems.task import Scores, Task
+from fedkeel.problems.separability import PLAIN, find_shared_parts, predict_copies
+from fedkeel.problems.task import CLIENT, Scores, Task
 from fedkeel.randomness import seed_torch
 from fedkeel.text import in_one_line
 
@@ -38,6 +39,8 @@ class WholeMetrics:
         self.task.module = copy_whole(task.module) if self.names and task.module is not None else None
         self.workspace = Workspace(self.task) if self.names else None
         self.samples = PreparedSamples(self.task)
+        self.taken: set[str] = set()  # metrics that took the predictions of a client
+        self.untaken: dict[str, ExperimentError] = {}  # those that did not take the predictions of another
 
     def __call__(self, params: Tree, buffers: Tree | None, split: str, scores: list[Scores]) -> list[Scores]:
         """Return the scores of the parts of a split with these metrics: each part has the value of the whole.
@@ -69,21 +72,72 @@ class WholeMetrics:
         if isinstance(model, nn.Module):
             model.eval()  # it trains nothing
             output = join_outputs(task, model, parts)
-        return {name: self.value(name, model, tensors, output) for name in names}
+        return {name: self.value(name, split, model, tensors, output) for name in names}
 
-    def value(self, name: str, model: object, tensors: tuple[torch.Tensor, ...], output: torch.Tensor | None) -> float:
+    def value(
+        self, name: str, split: str, model: object, tensors: tuple[torch.Tensor, ...], output: torch.Tensor | None
+    ) -> float:
+        """The value of a metric; not a number where it does not take the predictions of a client, see `check_taken`."""
+        measure = self.task.own_loss if name == "loss" else self.task.metrics[name]
+        if isinstance(measure, NamedMetric) and self.task.label_beyond is not None:
+            return float("nan")  # it would read scores of classes
+        whose, taken = f" of {split}" if split.startswith(CLIENT) else "", False
         try:
-            measure = self.task.own_loss if name == "loss" else self.task.metrics[name]
-            return float(self.task.apply(measure, model, tensors, output))
+            found = self.task.apply(measure, model, tensors, output)
+            taken = True
+            self.taken |= {name} if whose else set()
+            return read_number(found)
         except FedkeelError:
             raise
         except Exception as error:  # a function of someone's own may do anything
             if not are_finite(output):
                 return float("nan")
-            raise ExperimentError(
-                f"the metric {name!r} does not take all predictions: {type(error).__name__}: {in_one_line(error)}",
+            said = f"{type(error).__name__}: {in_one_line(error)}"
+            untaken = ExperimentError(
+                f"the metric {name!r} does not take all predictions{whose}: {said}",
                 "it is called with the outputs and the targets of all samples, and returns one number",
-            ) from error
+            )
+            if taken or not whose:
+                raise untaken from error
+            self.untaken.setdefault(name, untaken)
+            return float("nan")
+
+    def check_taken(self, others: Iterable[tuple[Tree, Tree | None, str]]) -> None:
+        """Refuse a metric that takes the predictions of no client. One may have too few samples for it: `others` are
+        asked where all that were scored have."""
+        missing = self.untaken.keys() - self.taken
+        for model in others if missing else ():
+            assert self.workspace is not None
+            self.measure(self.workspace, *model, sorted(missing))
+            missing -= self.taken
+            if not missing:
+                return
+        if missing:
+            raise self.untaken[min(missing)]
+
+
+def read_number(found: Any) -> float:
+    """The one number that a metric gives, also where it stands in a list or an array."""
+    found = found[0] if isinstance(found, list | tuple) and len(found) == 1 else found
+    return float(found.item() if hasattr(found, "item") else found)
+
+
+@torch.no_grad()
+def check_metrics(task: Task) -> None:
+    """Refuse a metric of which two samples have several values, and four have not twice as many."""
+    averaged = {name: metric for name, metric in task.metrics.items() if name not in task.whole_metrics}
+    if not averaged or task.clients.sizes.max() == 0:
+        return
+    for name, metric in averaged.items():
+        try:
+            two, four = (torch.as_tensor(task.apply(metric, *predict_copies(task, n))).numel() for n in (2, 4))
+        except Exception:  # it may not take four samples that are the same
+            continue
+        if four != 2 * two:
+            raise ExperimentError(
+                f"the metric {name!r} returns {two} values for 2 samples, and {four} for 4.",
+                "return one number, or one value per sample; several numbers are several metrics",
+            )
 
 
 def join_outputs(task: Task, model: nn.Module, parts: Sequence[Sample]) -> Any:

@@ -156,6 +156,7 @@ class Judge:
                 pairs = zip(map(model_of, asked), scored, strict=True)
                 scored = [whole(*model, scores) for model, scores in pairs]
             now = dict(zip(asked, scored, strict=True))
+            whole.check_taken(model_of(client) for client in np.flatnonzero(data.sizes).tolist() if client not in now)
             known.now.clear()
             known.now.update(now if policy.model == "local" else {})
             found = [now[client] if client in now else before[client] for client in clients]
@@ -164,7 +165,8 @@ class Judge:
                 values = [policy.score_client(scores, name) for scores in found]
                 vectors[name] = spread_out(values, clients, len(data.sizes))
                 # a metric may have no meaning for some clients: an area under a curve, of one class
-                there = [i for i, value in enumerate(values) if name not in whole.names or math.isfinite(value)]
+                may_lack = [name in whole.names or has_no_target(scores) for scores in found]
+                there = [i for i, value in enumerate(values) if math.isfinite(value) or not may_lack[i]]
                 chosen = [values[i] for i in there], [weights[i] for i in there]
                 yield name, summarise_clients(*chosen, name) if there else {f"client_{name}": None}
 
@@ -227,6 +229,11 @@ class Judge:
         outcomes = tuning.train(message, rounds, self.plan.lr_at(rounds), clients, states)
         everyone = replace(policy, model="local", clients="all")
         return self.personal(engine, server, everyone, clients, {o.client: o.state for o in outcomes}).measures
+
+
+def has_no_target(scores: Sequence[Scores]) -> bool:
+    """Whether no target of a client names a class, so that its accuracy has no meaning."""
+    return all("accuracy" in part and not part["accuracy"][1] for part in scores)
 
 
 def spread_out(values: Sequence[float], clients: Sequence[int], count: int) -> list[float | None]:

@@ -7,6 +7,7 @@ from fedkeel.data.clients import describe_clients, to_tensors
 from fedkeel.errors import RequestError
 from fedkeel.importing import Trust
 from fedkeel.models.external import check_name
+from fedkeel.problems.metrics import NamedMetric
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import Task
 from fedkeel.rules import OwnHeavyBall
@@ -38,6 +39,18 @@ def describe_unjudged(plan: Plan) -> str | None:
     return (
         f"{plan.method.name} trains a model for each client, and accuracy is that of the server's: "
         "evaluation.model=local judges the clients'"
+    )
+
+
+def describe_label_beyond(task: Task) -> str | None:
+    """Say that outputs are no scores of classes; None where they may be, or where accuracy is a function given."""
+    own = task.metrics.get("accuracy")
+    if task.label_beyond is None or (own is not None and not isinstance(own, NamedMetric)):
+        return None
+    return (
+        f"the loss trains on the label {task.label_beyond}, of which the network has no output: outputs are no scores "
+        "of classes, so accuracy and metrics by name are left out, and the run is judged by the loss; "
+        'metrics={"accuracy": function} measures your own'
     )
 
 

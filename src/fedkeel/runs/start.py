@@ -47,6 +47,7 @@ from fedkeel.runs.following import Given, find_callbacks, list_callbacks, warn_o
 from fedkeel.runs.loop import Loop, Progress, RunInProgress
 from fedkeel.runs.notes import (
     describe_kept_buffers,
+    describe_label_beyond,
     describe_other_share,
     describe_task,
     describe_unjudged,
@@ -222,7 +223,8 @@ def prepare(
     log.info("%s", describe_task(task))
     method = method_of(plan, task)
     notes = describe_kept_buffers(plan, task), describe_unjudged(plan), describe_other_share(plan)
-    for told in filter(None, (*notes, describe_unsent(method, task), describe_other_loss(method, task))):
+    of_task = describe_label_beyond(task), describe_unsent(method, task), describe_other_loss(method, task)
+    for told in filter(None, (*notes, *of_task)):
         log.warning("%s", told)
     followers = find_observers(on.track), on.callbacks
     loop = Loop(experiment, task, method, folder, on.keep_params, on.checkpoint_seconds, *followers)

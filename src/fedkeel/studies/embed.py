@@ -96,6 +96,8 @@ def test_inputs(subject: Subject, extent: Extent) -> tuple[list[Tensor], Tensor 
     labels, inputs = samples[-1], samples[:-1] or samples
     if labels.dim() != 1 or labels.is_floating_point():
         return [*inputs], None
+    if subject.task.label_beyond is not None:
+        return [*inputs], labels
     output = subject.task.predict(subject.model(subject.params), samples)
     there = measure_hits(output, labels).get(COUNTED, torch.ones_like(labels, dtype=torch.bool))
     return ([one[there] for one in inputs], labels[there]) if there.any() else ([*inputs], None)

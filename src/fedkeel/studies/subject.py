@@ -182,7 +182,7 @@ class Subject(Probe):
     def accuracies(self) -> list[float | None] | None:
         """Measure the accuracy on its samples of the model that each client begins with; None where there are no
         classes, and for a client whose targets all name none."""
-        if self.task.module is None:
+        if self.task.module is None or self.task.label_beyond is not None:
             return None
         found: list[float | None] = []
         for number, client in enumerate(self.clients):
