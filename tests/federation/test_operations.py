@@ -96,6 +96,9 @@ def test_a_log_made_anew_or_cut_short_is_noticed_by_the_sites(tmp_path):
     assert said.exit_code == 0, said.output
     assert f"{len(lines)} lines, unaltered" in said.output
     assert f"up to line {sent[-1]}" in said.output
+    turned = tmp_path / "turned.jsonl"
+    turned.write_text("".join(reversed(witness.read_text().splitlines(keepends=True))))
+    assert check_witness(lines, turned) == sent[-1]  # what was seen stays seen, in whatever order it is told
     with pytest.raises(FolderError, match="another audit log"):
         check_witness(lines[: sent[-1] - 1], witness)  # the end is missing
     forged = AuditLog(tmp_path / "forged.jsonl")
@@ -142,6 +145,7 @@ def test_alerts_are_exit_codes(tmp_path):
         ({"clients_counted": 4}, 3600, FINE, "the last change was 100 s ago"),
         ({"clients_counted": 3}, 3600, INCOMPLETE, "counted 3 of 4"),
         ({"clients_counted": 3}, 3600, INCOMPLETE, "the last change was 100 s ago"),
+        ({"clients_counted": 0, "rounds_done": 0}, 3600, FINE, "running: 0 of 9"),  # none could be counted yet
         ({"clients_counted": 3}, 60, SILENT, "nothing has happened for 100 s"),
         ({"clients_counted": 3, "state": FINISHED}, 60, FINE, "finished"),
         ({"clients_counted": 4, "state": STOPPED}, 60, ENDED, "stopped with an error"),

@@ -16,6 +16,7 @@ from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.stacked.gradients_stacked import StackedWorkspace
 from fedkeel.engines.stacked.stacked_batches import StackedBatch
+from fedkeel.kernels.keyed_dropout import KeyedDropout
 from fedkeel.methods import build
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.task import Batch, Task
@@ -145,6 +146,15 @@ def test_gradients_in_bfloat16_are_those_in_float64_up_to_rounding(name: str, de
         batch = StackedBatch(tuple(map(torch.stack, zip(*samples, strict=True))), None, (SAMPLES,) * CLIENTS)
         found += [gradient(params, batch, Loss(), {}, None).tree.buffer.double() for _ in range(2)]
     assert max(float((one - found[0]).norm() / found[0].norm()) for one in found) < 0.03
+
+
+def test_attention_leaves_out_what_either_of_its_masks_does() -> None:
+    layer, x = nn.MultiheadAttention(8, 2).double(), torch.rand(5, 3, 8, dtype=torch.float64)
+    later, padding = torch.ones(5, 5).triu(1).bool(), torch.tensor([[0] * 5, [0, 0, 1, 0, 0], [0, 0, 0, 1, 1]]).bool()
+    expected = layer(x, x, x, attn_mask=later, key_padding_mask=padding)
+    with KeyedDropout(torch.tensor(0)):
+        found = layer(x, x, x, attn_mask=later, key_padding_mask=padding)
+    torch.testing.assert_close(found, expected)
 
 
 def test_recurrent_layers_leave_their_weights_where_they_lie() -> None:

@@ -42,7 +42,7 @@ def test_a_whole_buffer_is_filtered_as_its_leaves_are(name: str) -> None:
     sizes = {"a": (3, 64, 9), "b": (64, 64, 3, 3), "c": (64, 64, 3, 3), "d": (300,), "e": (), "f": (128, 128, 3, 3)}
     draw = torch.Generator().manual_seed(0)
     tree = Tree.of({n: torch.randn(s, generator=draw, dtype=torch.float64) for n, s in sizes.items()}).expand(2)
-    for given in (rule, replace(rule, min_dims=2)):
+    for given in (replace(rule, min_dims=dims) for dims in (0, 1, 2)):
         wanted = tree.map_by_length(partial(given.filter, at=None), vectors=given.min_dims < 2).buffer
         found = high_pass(tree.buffer, given.spans(tree.layout.groups))
         assert float((found - wanted).norm() / wanted.norm()) < 1e-8

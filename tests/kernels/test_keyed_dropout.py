@@ -34,6 +34,13 @@ def test_whole_channels_are_dropped_together() -> None:
     assert 0.4 < float((y == 0).float().mean()) < 0.6
 
 
+def test_nothing_is_dropped_behind_the_last_of_several_recurrent_layers() -> None:
+    for layer in (nn.LSTM(3, 4, 2, dropout=0.9), nn.GRU(3, 4, 2, dropout=0.9)):
+        with KeyedDropout(KEY):
+            y, _ = layer(torch.rand(7, 6, 3))
+        assert bool((y != 0).all())
+
+
 def test_each_call_and_each_key_draws_other_numbers_and_a_shorter_batch_the_first_of_them() -> None:
     def draw(key: int, calls: int, samples: int) -> torch.Tensor:
         with KeyedDropout(torch.tensor(key)):

@@ -233,6 +233,12 @@ def test_the_number_of_fedscams_clusters_is_chosen(name: str, clusters: int, exp
     torch.testing.assert_close(weights(reports, {}), torch.tensor(expected, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("name", ["fedscam", "fedscam-wa"])
+def test_fedscam_measures_on_one_batch_what_it_does_on_two_that_are_alike(name: str) -> None:
+    """Each batch is all that a client has."""
+    np.testing.assert_allclose(run(name, {"probe": 1}), run(name, {"probe": 2}), rtol=0, atol=1e-12)
+
+
 # ---- what is said, and what was saved ------------------------------------------------------------------------------
 def test_fields_that_came_later_are_left_out_while_they_change_nothing() -> None:
     """So that what was saved before is loaded as it was meant, and keeps its fingerprint."""

@@ -12,6 +12,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from fedkeel.models import MODELS, build
 from fedkeel.models.card import Images, Numbers, Tokens
+from fedkeel.models.densenet import DenseLayer
 from fedkeel.models.text import LstmLayer, MeanEmbedding
 from fedkeel.models.vit import HEADS, WIDTH, Attention
 
@@ -173,6 +174,22 @@ def test_the_imagenet_stem_divides_the_side_by_four_and_the_cifar_stem_keeps_it(
         for part in list(children)[: list(children).index("layer1")]:
             x = children[part](x)
         assert x.shape == (1, 64, side, side)
+
+
+@pytest.mark.usefixtures("constant_weights")
+def test_every_stage_of_a_resnet_but_the_first_halves_the_image() -> None:
+    sides, x = dict[str, int](), torch.zeros(1, 3, 32, 32)
+    for name, part in build("resnet20-gn", shape=(3, 32, 32), classes=10, seed=0).named_children():
+        x = part(x)
+        sides[name] = x.shape[-1]
+    assert [sides[f"layer{stage}"] for stage in (1, 2, 3)] == [32, 16, 8]
+
+
+def test_a_dense_layer_adds_norm_relu_and_convolution_twice() -> None:
+    layer, x = DenseLayer(8, groups=2).double(), sample("densenet121-gn", (8, 4, 4), batch=2, dtype=torch.float64)
+    y = nn.functional.conv2d(nn.functional.group_norm(x, 2).relu(), layer.conv1.weight)
+    y = nn.functional.conv2d(nn.functional.group_norm(y, 2).relu(), layer.conv2.weight, padding=1)
+    torch.testing.assert_close(layer(x), torch.cat([y, x], 1))
 
 
 def test_lstm_layers_equal_pytorchs() -> None:

@@ -20,6 +20,7 @@ from fedkeel.papers.claim_verdicts import decide_claims
 from fedkeel.papers.order import in_order, parts
 from fedkeel.papers.reproduce import (
     chosen,
+    curve_of,
     done,
     entry_of,
     experiment_of,
@@ -27,6 +28,7 @@ from fedkeel.papers.reproduce import (
     gradient_evaluations,
     obstacle,
     runs_of,
+    samples_of,
     seconds_like,
     settings_of,
     varied,
@@ -37,6 +39,8 @@ from fedkeel.runs import environment
 from fedkeel.runs.checkpoint import Checkpoint
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.loop import Loop
+from fedkeel.runs.prepare import problem_of
+from fedkeel.runs.record import RoundRecord
 
 ROOT = Path(__file__).parents[2]
 TINY = {
@@ -119,6 +123,12 @@ def test_a_cell_is_run_measured_and_kept(tmp_path):
     assert ledger.read(path) == [kept]
 
 
+def test_a_curve_has_every_fiftieth_round_of_a_paper_of_two_hundred_and_more_of_a_shorter_one():
+    records = [RoundRecord(r, [], None, None, 0, 0, 0, 0.0, accuracy=0.5) for r in range(1, 201)]
+    assert list(curve_of(records, 200)) == ["50", "100", "150", "200"]
+    assert len(curve_of(records, 199)) > 4
+
+
 @pytest.mark.parametrize(("method", "sent"), [("fedavg", 1.0), ("scaffold", 2.0), ("fedsmoo", 2.0)])
 def test_bytes_are_told_in_units_of_fedavg(method, sent):
     one = cell(experiment=dict(TINY) | {"method": {"name": method}})
@@ -194,6 +204,12 @@ def test_costs_follow_gradient_evaluations():
     assert seconds_like(plain, [*known, replace(known[0], seconds=90.0, environment={"shared": True})]) == 60.0
     personal = cell(experiment=dict(TINY) | {"evaluation": {"share": 0.5, "pool": False}})
     assert gradient_evaluations(personal) <= gradient_evaluations(plain)
+
+
+@pytest.mark.parametrize("policy", [None, {"share": 0.25, "pool": True}, {"share": 0.25, "pool": False}])
+def test_the_samples_that_costs_are_counted_by_are_those_that_clients_train_on(policy):
+    plan = Experiment(**TINY | {"evaluation": policy}).plan
+    assert samples_of(plan) == pytest.approx(problem_of(plan).data.sizes.sum(), abs=20)  # 20 clients round theirs
 
 
 def test_a_run_that_went_on_counts_once(tmp_path):

@@ -64,6 +64,8 @@ def test_every_kind_of_number_comes_from_the_same_line():
     assert measured(replace(of, kind="seconds per round"), line) == pytest.approx(10.0)
     assert measured(replace(of, kind="seconds", target=40.0), line) == pytest.approx(500.0)
     assert measured(replace(of, kind="relative bytes", target=40.0), line) == pytest.approx(2 * 50 / 100)
+    short = entry("A", 80.0, rounds=50, sent=2.0)  # its share is of the paper's rounds, too
+    assert measured(replace(of, kind="relative bytes", target=40.0), short) == pytest.approx(2 * 25 / 100)
 
 
 def test_extra_seconds_are_those_over_the_papers_own_method():
@@ -73,6 +75,10 @@ def test_extra_seconds_are_those_over_the_papers_own_method():
     assert judged.mean == pytest.approx(6.0)
     (alone,) = judge([cell("A", 20.0, kind="extra seconds per round")], lines[:1])
     assert alone.mean is None
+    for place in ({"device": "another"}, {"device": "cpu", "engine": "another"}):  # seconds that say nothing here
+        lines[1] = replace(lines[1], environment=place)
+        (apart,) = judge([cell("A", 20.0, kind="extra seconds per round")], lines)
+        assert apart.mean is None
 
 
 # ---- verdicts ------------------------------------------------------------------------------------------------------
@@ -340,6 +346,14 @@ def test_a_lead_is_measured_at_a_round_and_over_seeds_that_both_have():
     assert (lead.round, lead.seeds, lead.reported) == (10, 1, 10.0)
     assert lead.measured == pytest.approx(9.0 - 7.0)
     assert leads(table, judge(cells, lines[:2])) == []
+
+
+def test_a_lead_without_a_common_seed_rests_on_the_seeds_of_the_row_that_has_fewer():
+    cells = [cell("A", 80.0), cell("B", 70.0)]
+    lines = [entry("A", 80.0), entry("A", 82.0, seed=1), entry("B", 70.0, seed=2)]
+    for rows, gap in ((("A", "B"), 11.0), (("B", "A"), -11.0)):
+        (lead,) = leads(Table("fedfft", "1", "", tuple(cells), (rows,)), judge(cells, lines))
+        assert (lead.measured, lead.seeds) == (pytest.approx(gap), 1)
 
 
 def test_a_final_tuning_counts_only_where_both_were_tuned_at_the_same_round():

@@ -28,6 +28,9 @@ def test_a_report_shows_every_client_and_the_worst(tmp_path):
     assert f"worst client: fedavg {100 * min(there):.1f} %" in found["clients-accuracy"].note
     (line,) = found["clients-accuracy"].figure.axes[0].lines
     assert list(line.get_ydata()) == [100 * value for value in sorted(there)]
+    losses = [value for value in run.records[-1].clients["loss"] if value is not None]
+    (line,) = found["clients-loss"].figure.axes[0].lines
+    assert list(line.get_ydata()) == sorted(losses, reverse=True)  # the worst first, too
     assert scores_of("f1", setting.groups[0]).sizes.tolist() == [7, 5, 1, 9, 16]
     assert found["client-sizes"].note == "6 clients with 1 to 16 samples, 50 in all"
     assert found["clients-accuracy"].note.startswith("round 2; worst")

@@ -136,6 +136,19 @@ def test_differences_are_told_with_their_interval_where_seeds_can_be_paired(tmp_
     assert differences(setting, "accuracy")[0].startswith("Best of fedprox")
 
 
+def test_a_reported_accuracy_is_not_subtracted_from_a_reported_loss(tmp_path):
+    folders = [made_up(tmp_path / f"a{seed}", seed=seed) for seed in range(3)]
+    folders += [made_up(tmp_path / f"p{seed}", method="fedprox", seed=seed) for seed in range(3)]
+    for folder, number in zip(folders, (0.5, 0.5, 0.5, 0.6, 0.5, 0.4), strict=True):
+        (folder / "result.json").write_text(json.dumps({"rounds": 20, "reported": number}))
+    for folder in folders[3:]:
+        lines = [json.loads(line) | {"accuracy": None} for line in (folder / "rounds.jsonl").read_text().splitlines()]
+        (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    [setting] = content(read(*folders)).settings
+    assert [group.measure for group in setting.groups] == ["accuracy", "test_loss"]
+    assert differences(setting, "accuracy") == []
+
+
 def test_seconds_of_several_engines_are_not_averaged_and_the_page_says_so(tmp_path, data_of, drawn_only):
     """Two seeds of 0.25 s a round on one engine, a third of 10 s on another."""
     folders = [made_up(tmp_path / f"a{seed}", seed=seed, tracked=False) for seed in range(3)]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.ndimage import gaussian_filter1d
 
 import fedkeel as fk
 from fedkeel.methods.composition import load_rule, save_rule
@@ -55,11 +56,27 @@ def test_orders_of_flattening(order, expected):
     close(through(fk.HighPass(0.4, order=order), EIGHT.reshape(2, 2, 2, 1)), expected)
 
 
+@pytest.mark.parametrize("order", ["0123", "1230"])
+def test_tensors_of_just_enough_axes_are_filtered_and_those_of_fewer_are_not(order):
+    for dims, shape in ((0, (8,)), (1, (8,)), (2, (2, 4))):
+        close(through(fk.HighPass(0.4, dims, order), EIGHT.view(shape)), LOW_TWO)
+    assert torch.equal(through(fk.HighPass(0.4, 2, order), EIGHT), EIGHT)
+
+
+def test_a_share_that_numbers_round_down_to_just_below_a_coefficient_counts_it():
+    assert 0.29 * 100 < 29
+    left = torch.fft.rfft(through(fk.HighPass(0.29), torch.arange(198, dtype=torch.float64)))
+    assert int((left.abs() < 1e-9).sum()) == 29  # of 100
+
+
 def test_moving_averages():
     close(through(fk.PoolDetrend(3), EIGHT[:5]), [-0.5, 0, 0, 0, 0.5])
     ramp = torch.arange(200.0, dtype=torch.float64)
     inside = through(fk.GaussianDetrend(2.0), ramp)[20:-20]
     torch.testing.assert_close(inside, torch.zeros_like(inside), atol=1e-9, rtol=0)
+    drawn = torch.randn(60, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mean = gaussian_filter1d(drawn.numpy(), 2.0, mode="mirror", truncate=4.0)  # mirrored at the ends
+    torch.testing.assert_close(through(fk.GaussianDetrend(2.0), drawn), drawn - torch.from_numpy(mean))
     for rule in (fk.PoolDetrend(25), fk.GaussianDetrend(7.5)):
         torch.testing.assert_close(through(rule, EIGHT), EIGHT)  # shorter than the window
 
@@ -69,6 +86,15 @@ def test_two_dimensional_filter_removes_each_kernels_mean_and_leaves_points():
     found = through(fk.HighPass2d(0.05), kernels)
     torch.testing.assert_close(found, kernels - kernels.mean((-2, -1), keepdim=True))
     torch.testing.assert_close(through(fk.HighPass2d(0.05), kernels[..., :1, :1]), kernels[..., :1, :1])
+
+
+def test_two_dimensional_filter_removes_a_share_of_the_coefficients_that_are_nearest_to_the_origin():
+    """A real kernel of 5 × 5 has 5 × 3 coefficients: ⌊0.4 · 15⌋ = 6 of them are removed."""
+    kernel = torch.randn(1, 1, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    left = torch.fft.rfft2(through(fk.HighPass2d(0.4), kernel))[0, 0]
+    near = torch.hypot(torch.fft.fftfreq(5)[:, None], torch.fft.rfftfreq(5)[None]) < 0.3
+    assert int(near.sum()) == 6
+    assert torch.equal(left.abs() < 1e-9, near)
 
 
 def test_limits_on_coordinates_and_lengths():
@@ -126,6 +152,16 @@ def test_a_random_band_is_drawn_from_the_key():
     assert not torch.equal(one, other)
     spectrum = torch.fft.rfft(one).abs()
     assert int((spectrum < 1e-9).sum()) == 2
+
+
+def test_tensors_of_different_lengths_lose_different_random_coefficients():
+    lost = [
+        torch.fft.rfft(through(fk.RandomBand(0.4), torch.arange(1.0, n + 1, dtype=torch.float64))).abs() < 1e-9
+        for n in (64, 65)
+    ]
+    assert [len(one) for one in lost] == [33, 33]
+    assert [int(one.sum()) for one in lost] == [13, 13]
+    assert not torch.equal(*lost)
 
 
 def test_a_rule_inside_a_rule_survives_a_file():

@@ -19,6 +19,7 @@ from fedkeel.engines.cost import sent, whole
 from fedkeel.engines.engine import Training
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.methods import METHODS, build
+from fedkeel.rules.sharing import Confined
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from problems import CENTRE, CURVATURE, INNER, quadratic, small_problem
 
@@ -150,6 +151,14 @@ def test_what_travels_is_what_rules_say():
     assert torch.equal(whole(sent(method, message), task.initial)["params"].buffer, task.initial.buffer)
     nbytes = 3 * sum(task.initial[name].nbytes for name in kept)
     assert (run.records[0].bytes_down, run.records[0].bytes_up) == (nbytes, nbytes)
+
+
+def test_a_perturbation_of_the_shared_layers_leaves_the_private_ones_where_they_are():
+    g, rule = fk.Tree.of({"v": ONES, "w": 2 * ONES}), Confined(fk.AdmmPerturbation(0.1), ("v",))
+    message, zero = {"params": g} | rule.server_slots(g), torch.tensor(0.0)
+    found, _ = rule.step(g, rule.client_slots(g), fk.Local(g, g, message, None, zero, zero, zero, zero))
+    torch.testing.assert_close(found["w"], 0.1 * ONES / 2**0.5, atol=1e-6, rtol=0)
+    assert not found["v"].any()
 
 
 def test_a_pattern_that_fits_any_name_of_a_tied_tensor_means_it():

@@ -8,6 +8,7 @@ import torch
 import fedkeel as fk
 from fedkeel.core.objectives import Calibrated, Distilled, Given
 from fedkeel.core.trees import cosine, stack
+from fedkeel.rules.agreement import cluster_directions, unit_rows
 from fedkeel.rules.critical import tensor_scores
 from fedkeel.rules.learned import Attraction, adam_step
 from fedkeel.rules.perturbations import by_tensor_number
@@ -96,12 +97,60 @@ def test_fedscam_weights_and_radii():
         assert found.norm().item() == pytest.approx(radius, abs=1e-6)
 
 
+def test_fedscams_norm_is_the_mean_of_this_rounds_batches():
+    g, rule, client = tree(w=[3.0, 4.0]), fk.MeasureNorm(2), {"norm": ZERO + 7}  # 7 is left from the last round
+    for step in range(2):
+        client = rule.step((1 + step) * g, client, at(g, step=step))[1]
+    assert client["norm"].item() == (5 + 10) / 2
+
+
+@pytest.mark.parametrize(("batches", "before", "norm"), [(1, 7.0, 5.0), (2, 1.5, 4.0)])
+def test_fedscams_pilot_climbs_half_of_the_radius_that_its_norm_allows(batches, before, norm):
+    """½ ρ_max / (1 + α h_i), h_i the mean over the probe batches, of which this is the last."""
+    g = tree(w=[3.0, 4.0])
+    found, client = fk.PilotRadius(0.2, 3.0, batches).step(g, {"norm": ZERO + before}, at(g))
+    assert client["norm"].item() == pytest.approx(norm)
+    radius = 0.5 * 0.2 / (1 + 3 * norm)
+    near(found["w"], [0.6 * radius, 0.8 * radius])
+
+
+@pytest.mark.parametrize(
+    ("kappa", "g", "alignment", "heterogeneity"),
+    [(0.5, [-1.0, 0.0], 1.0, 1.0), (2.0, [-1.0, 0.0], 1.0, 0.0), (2.0, [1.0, 0.0], -1.0, 6.0)],
+)
+def test_fedscam_compares_the_first_step_with_the_last_global_move(kappa, g, alignment, heterogeneity):
+    """c_i is the cosine of −g and the move, of the first batch alone; h̃_i = h_i max(0, 1 − κ c_i) with h_i = 2."""
+    first, rule = tree(w=g), fk.MeasureAlignment(kappa)
+    client = {"norm": ZERO + 2, "alignment": ZERO, "heterogeneity": ZERO}
+    for step, batch in enumerate((first, -first, tree(w=[0.0, 1.0]))):
+        client = rule.step(batch, client, at(first, message=reports(last_move=[1.0, 0.0]), step=step))[1]
+        assert (client["alignment"].item(), client["heterogeneity"].item()) == (alignment, heterogeneity)
+
+
 def test_opposed_updates_of_one_cluster_count_less():
     given = reports(size=[1.0, 1.0], heterogeneity=[0.0, 0.0], alignment=[0.0, 0.0])
     given["delta"] = stacked([2.0, 0.0], [-1.0, 0.1])
     near(fk.ByAgreement(clustering=True, lam=0.5)(given, {}), [2 / 3, 1 / 3])
     alike = given | {"delta": stacked([2.0, 0.0], [-2.0, 0.0])}  # the later of two that are as long
     near(fk.ByAgreement(clustering=True, lam=0.5)(alike, {}), [2 / 3, 1 / 3])
+    square = given | {"delta": stacked([2.0, 0.0], [0.0, 1.0])}  # neither for nor against each other
+    near(fk.ByAgreement(clustering=True, lam=0.5)(square, {}), [1 / 2, 1 / 2])
+
+
+def test_every_direction_is_in_the_cluster_of_the_nearest_mean():
+    for seed in range(5):
+        z = unit_rows(torch.randn(30, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
+        found = cluster_directions(z, 3)
+        centres = unit_rows(torch.nn.functional.one_hot(found, 3).to(z).T @ z)
+        assert torch.equal((z @ centres.T).argmax(1), found)
+
+
+def test_three_bundles_of_equal_directions_are_three_clusters():
+    """A direction that is a seed already is never drawn as another."""
+    for count in range(2, 12):
+        found = cluster_directions(torch.eye(3, dtype=torch.float64).repeat_interleave(count, 0), 3).view(3, count)
+        assert len(found.unique()) == 3
+        assert torch.equal(found, found[:, :1].expand(3, count))
 
 
 def test_sketches_keep_angles_and_are_linear():
@@ -176,11 +225,21 @@ def test_the_momentum_of_clients_that_take_unequally_many_steps():
     near(server["momentum"]["w"], [1.2])
 
 
+@pytest.mark.parametrize(("sign", "alpha"), [(1.0, 0.9), (-1.0, 0.1)])
+def test_fedwmsams_alpha_stays_between_a_tenth_and_nine_tenths(sign, alpha):
+    """m points uphill: updates along it are against the momentum. 1 + cos is 2 or 0."""
+    m, rule = tree(w=[1.0, 0.0]), fk.PersonalMomentum(alpha=0.5, smooth=1.0)
+    sent = reports(c_moved=stacked([0.0, 0.0], [0.0, 0.0]), population=2.0, lr=[1.0, 1.0], steps=[1.0, 1.0])
+    sent["delta"] = sign * stacked([2.0, 0.0], [3.0, 0.0])
+    _, server = rule.server_step(m, rule.server_slots(m) | {"momentum": m}, sent)
+    assert server["alpha"].item() == pytest.approx(alpha)
+
+
 def test_squares_of_huge_updates_stay_in_the_range_of_numbers():
     """At weights of 1e20, whose squares are no float32, these rules come to what they come to in float64."""
 
     def combine(rule, dtype):
-        huge = [stacked(*rows).to(dtype) * 1e20 for rows in ([[3.0, -1.0]], [[0.5, 0.1], [-0.2, 0.4], [0.3, 0.3]])]
+        huge = [stacked(*rows).to(dtype) * 1e20 for rows in ([[3.0, -1.0]], [[0.5, 0.1], [-0.2, 0.4], [0.3, -0.3]])]
         params, delta = fk.Tree(huge[0].buffer[0], huge[0].layout), huge[1]
         given = {"delta": delta, "size": torch.tensor([1.0, 2.0, 3.0], dtype=dtype), "client": torch.arange(3.0)}
         server = {"params": params} | rule.server_slots(params)
@@ -188,7 +247,8 @@ def test_squares_of_huge_updates_stay_in_the_range_of_numbers():
         given["update"] = delta.average(given["weights"])
         return rule.server_step(given["update"], server, given)[0]["w"].to(torch.float64) / 1e20
 
-    for rule in (fk.Shrink(), fk.Extrapolate(), fk.ByAttraction(steps=3, server_lr=0.3), fk.ByPlaces(3, 0.3)):
+    extrapolations = (fk.Extrapolate(), fk.Extrapolate(1e38))  # by 3.6, and with ε / 1e20² = 0.01 by 2.6
+    for rule in (*extrapolations, fk.Shrink(), fk.ByAttraction(steps=3, server_lr=0.3), fk.ByPlaces(3, 0.3)):
         torch.testing.assert_close(combine(rule, torch.float32), combine(rule, torch.float64), rtol=1e-4, atol=1e-5)
 
 
@@ -199,6 +259,8 @@ def test_fedlws_shrinks_by_layers():
     near((w + update)["fc.weight"], [3.297428, 4.196727])
     nothing = fk.Shrink().server_step(delta.mean(), {"params": w.zeros()}, {"delta": delta})[0]
     near(nothing["fc.weight"], [0.3, 0.2])
+    unchanged = fk.Shrink(tau_max=0.0).server_step(delta.mean(), {"params": w}, {"delta": delta})[0]
+    near(unchanged["fc.weight"], [0.3, 0.2])  # though tau_min is 0.01
 
 
 # ---- perturbations -------------------------------------------------------------------------------------------------
@@ -240,6 +302,14 @@ def test_plgu_spares_what_is_personal():
     assert (found["a"].item(), found["b"].item()) == (pytest.approx(0.1), pytest.approx(0.0, abs=1e-9))
 
 
+def test_plgu_compares_layers_of_any_length_by_their_mean_square():
+    """ρ (1 − Λ_l) ‖w_l‖ along g_l: four numbers that moved by 1 each have Λ = ½ beside one that moved by 2."""
+    w, g = tree(a=[1.0] * 4, b=[2.0]), tree(a=[0.0, 0.0, 3.0, 4.0], b=[1.0])
+    found = fk.SharedLayers(0.1).step(g, {}, at(w, message={"params": w.zeros()}))[0]
+    near(found["a"], [0.0, 0.0, 0.1 * 0.5 * 2 * 0.6, 0.1 * 0.5 * 2 * 0.8])
+    near(found["b"], [0.0])
+
+
 # ---- critical layers -----------------------------------------------------------------------------------------------
 def test_layer_radius():
     g = tree(one=[3.0, 0.0], two=[0.0, 4.0])
@@ -259,6 +329,15 @@ def test_effects_are_added_up_over_the_last_epoch():
     near(client["sensitivity"].buffer, [3 * 3 * 0.54, 3 * 4 * 0.04])
 
 
+@pytest.mark.parametrize("loss", [3.0, -1.0])
+def test_a_layer_is_as_sensitive_whether_the_loss_rises_or_falls_without_it(loss):
+    """|L(w + ε) − L(w + ε − ε_l)|, the first of which is 1."""
+    params = tree(**{"fc.weight": [[1.0, 2.0], [3.0, 4.0]]})
+    client = {"perturbed_loss": ZERO + 1, "sensitivity": tensor_scores(params)}
+    _, client = fk.NoteRemoval().step(params, client, at(params, step=1, loss=ZERO + loss))
+    assert client["sensitivity"]["fc.weight"].item() == 2.0
+
+
 @pytest.mark.parametrize(
     ("after", "change", "span"), [([5.0, 6, 7], 25.0, 0.0), ([0.0, 2, 2], 1 / 3, 1 / 12), ([1.0, 1, 1], 2 / 3, -1.0)]
 )
@@ -269,8 +348,9 @@ def test_sensitivities(after, change, span):
         assert state["sensitivity"]["w"].item() == pytest.approx(expected)
 
 
-def test_critical_layers_are_never_biases_and_never_too_many():
+def test_critical_layers_are_never_biases_or_shortcuts_and_never_too_many():
     names = {"conv.weight": 0.2, "conv.bias": 9.0, "bn.weight": 8.0, "fc.weight": 0.5, "last.weight": 0.0}
+    names |= {"layer2.0.downsample.0.weight": 7.0, "shortcut.0.weight": 6.0}
     params = fk.Tree.of({name: torch.zeros((2,) if "bias" in name else (2, 2)) for name in names})
     state = {
         "critical": tensor_scores(params),

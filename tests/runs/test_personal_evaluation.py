@@ -109,6 +109,8 @@ def test_spread_over_clients():
     assert summarise_clients(values, range(20), "accuracy")["client_accuracy_std"] == found["client_accuracy_std"]
     assert found["client_accuracy_worst"] == pytest.approx(0.1)
     assert found["client_accuracy_worst_tenth"] == pytest.approx(0.15)
+    fewer = summarise_clients(values[:19], [1.0] * 19, "accuracy")
+    assert fewer["client_accuracy_worst_tenth"] == pytest.approx(0.1)  # a tenth of 19 is rounded down to one
     assert found["client_accuracy_std"] == pytest.approx(torch.tensor(values).std(correction=0).item(), abs=1e-6)
     assert summarise_clients([1.0, 3.0], [1.0, 1.0], "loss")["client_loss_worst"] == 3.0
 

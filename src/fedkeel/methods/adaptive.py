@@ -164,6 +164,7 @@ def _fedscam(
     """The last probe batch is the pilot's: its gradient at w_t counts for the norm and says where to climb."""
     pilot = PilotRadius(rho_max, alpha_rho, probe)
     measure = Phase((pilot,), (MeasureAlignment(kappa, dimensions),), batches=1, trains=False, uploads=False)
-    norms = Phase(gradient=(MeasureNorm(probe),), batches=probe - 1, trains=False, uploads=False)
-    train = Phase((AdaptiveRadius(rho_max, alpha_rho),))
-    return Method(name, (*([norms] if probe > 1 else []), measure, train), weights, papers=("fedscam", "sam"))
+    phases: tuple[Phase, ...] = (measure, Phase((AdaptiveRadius(rho_max, alpha_rho),)))
+    if probe > 1:
+        phases = (Phase(gradient=(MeasureNorm(probe),), batches=probe - 1, trains=False, uploads=False), *phases)
+    return Method(name, phases, weights, papers=("fedscam", "sam"))

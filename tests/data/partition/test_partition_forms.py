@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from for_each import for_each
 
+from fedkeel.data.partition.class_pools import Pools
 from fedkeel.data.partition.classwise import _fill_up
 from fedkeel.data.partition.dirichlet import Dirichlet, Form
 from fedkeel.data.partition.feature_shift import FeatureShift
@@ -18,7 +19,7 @@ from fedkeel.data.partition.natural import Natural
 from fedkeel.data.partition.partition import Partition
 from fedkeel.data.partition.pathological import Pathological
 from fedkeel.data.partition.registry import load_partition, parse_partition, save_partition, write_partition
-from fedkeel.data.partition.sequential_assignment import _random_turns
+from fedkeel.data.partition.sequential_assignment import _random_turns, divide_exactly
 from fedkeel.errors import DataError, ExperimentError
 
 CIFAR = np.arange(50_000) % 10  # ten classes of 5 000, as in CIFAR-10
@@ -108,6 +109,14 @@ def test_exact_follows_the_prior_as_long_as_classes_last() -> None:
     plenty = Dirichlet(0.5, 3, "client-prior-exact").divide(labels, 4).histogram(labels, 3)
     assert (plenty.sum(axis=0) == 1000).all()
     assert (plenty.sum(axis=1) == 1000).all()
+
+
+def test_where_a_prior_allows_no_class_that_is_left_they_are_drawn_by_what_is_left_of_each() -> None:
+    labels = np.repeat([0, 1, 2], (2, 300, 100))
+    priors = np.tile([0.0, -np.inf, -np.inf], (2, 1))  # logarithms: all want class 0 and nothing else
+    held = divide_exactly(Pools.of(labels, 0), priors, 0, one_by_one=True).histogram(labels, 3)
+    assert held[0, 0] == 2
+    assert abs(held[0, 2] - 198 / 4) < 5 * np.sqrt(198 * 3 / 16)
 
 
 def test_fedfsa_as_released_hands_out_its_class_0_last() -> None:
