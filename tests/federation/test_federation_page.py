@@ -31,6 +31,13 @@ def test_models_that_travel_and_are_kept(name):
     assert counts == pytest.approx(CLAIMS[name], abs=0.1)
 
 
+def test_the_methods_that_send_counts_of_labels_are_named():
+    (told,) = re.findall(r"^- \*\*Counts of labels\*\*, .*?(?=^- )", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+    models = {"fedcr": "mlp-cr"}
+    plans = {name: fk.Experiment(dataset="digits", model=models.get(name, "mlp"), method=name).plan for name in fk.METHODS}
+    assert re.findall("`([^`]+)`", told) == sorted(n for n, plan in plans.items() if "histogram" in plan.method.sends)
+
+
 def test_the_table_is_there():
     assert len(CLAIMS) > 30
     assert set(CLAIMS) <= set(fk.METHODS)

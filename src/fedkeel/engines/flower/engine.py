@@ -200,6 +200,7 @@ class FlowerEngine:
     def check_facts(self, report: State, client: int, round: int, lr: float) -> State:
         """Replace facts of a report by those that the server knows; refuse a report that says others."""
         known, count = known_facts(self.trains, self.task, self.training, round, lr, client), None
+        known = {name: fact for name, fact in known.items() if name in report}
         if "histogram" in known and getattr(self.task.problem.data, "hidden", False):
             count = known.pop("histogram").sum()
         return check_known(report, known, count)
