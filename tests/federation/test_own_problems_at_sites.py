@@ -1,5 +1,6 @@
 """Problems of the user's own at real sites: their data are files or what a loader gives, and have a stated form."""
 
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -128,6 +129,13 @@ def test_a_site_checks_its_tables_beforehand(hospitals):
     where = {"data-dir": str(hospitals / "site-1")}
     found = {one.what: one for one in check_work(app, 1, where, trust=True)}
     assert (found["data"].state, found["data"].line) == ("ok", "190 samples of 2 classes")
+    settings = app / "pyproject.toml"
+    for share, few in ((0.2, None), (0.05, "only 10 samples for tests")):
+        settings.write_text(re.sub("(?m)^site-test = .*$", f"site-test = {share}", settings.read_text()))
+        found = {one.what: one for one in check_work(app, 1, where, trust=True)}
+        assert ("test share" in found) == bool(few)
+    assert found["test share"].state == "warning"
+    assert found["test share"].line.startswith(few)
     write(hospitals / "site-1", "radius,benign\n1,0\n", "patients.csv")
     found = {one.what: one for one in check_work(app, 1, where, trust=True)}
     assert found["data"].state == "failed"

@@ -129,6 +129,13 @@ def test_what_a_site_keeps_for_tests_is_not_trained_on(folders):
     assert [len(part) for part in set_aside(7, 4, 0.99)] == [1, 3]
 
 
+def test_a_site_with_few_test_samples_is_told_what_they_show(folders, caplog):
+    """Sites 0, 1 and 2 test on 10, 15 and 20 samples."""
+    run(folders)
+    told = {line.partition(":")[0] for line in caplog.messages if "single labels" in line}
+    assert told == {"only 10 samples for tests", "only 15 samples for tests"}
+
+
 def test_a_site_whose_counts_cannot_be_is_left_out(folders, caplog):
     def spoil(client, reply):
         if client == 1:

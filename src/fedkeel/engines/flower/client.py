@@ -22,7 +22,7 @@ from fedkeel.engines.flower.checks import FAILED
 from fedkeel.engines.flower.memory import NodeMemory, keep_witness, witness_file
 from fedkeel.engines.flower.mods import Mod, carry_mods
 from fedkeel.engines.flower.records import NEVER, digest, pack, unpack
-from fedkeel.engines.flower.site_scores import score_site
+from fedkeel.engines.flower.site_scores import score_site, tell_few
 from fedkeel.engines.machine import steady
 from fedkeel.engines.rehearsal import expected_messages
 from fedkeel.engines.serial import SerialEngine
@@ -145,6 +145,8 @@ def score_model(node: Node, message: Message, context: Context) -> Message:
     task = node.engine.task
     if task.test is None:
         raise RequestError("this node keeps no share of its data for tests.", "set site-test of the app, such as 0.2")
+    if (few := tell_few(int(task.test.sizes[0]))) is not None:
+        log.warning("%s", few)
     like: State = {"params": task.initial} | ({} if task.buffers is None else {"buffers": task.buffers})
     model = unpack(message.content.array_records, "model/", like)
     scores = score_site(node.engine, model["params"], model.get("buffers"))

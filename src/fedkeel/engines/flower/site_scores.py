@@ -14,9 +14,12 @@ from fedkeel.engines.flower.records import Refused
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.problems.predictions import class_scores, keep_counted
 from fedkeel.problems.task import Batch, Scores, Task
+from fedkeel.text import plural
 
 RANKS = 1000  # steps in which a class's probability is counted, for the area under the curve
 CONFIDENCES = 15  # steps in which confidence is compared with accuracy
+FEW = 20
+"""With fewer test samples a site is warned: sums and counts of few come close to single predictions."""
 
 
 def names_of(task: Task) -> list[str]:
@@ -33,6 +36,13 @@ def empty_scores(task: Task) -> State:
         "ranks": torch.zeros(2, classes, RANKS, dtype=torch.int64),  # of samples of other classes, and of the class
         "confidence": torch.zeros(3, CONFIDENCES, dtype=torch.float64),  # how many, how many right, how sure in all
     }
+
+
+def tell_few(samples: int) -> str | None:
+    """Say what the scores of so many test samples show the server; None where there are enough."""
+    if samples >= FEW:
+        return None
+    return f"only {plural(samples, 'sample')} for tests: their scores show the server single labels and predictions"
 
 
 def score_site(engine: SerialEngine, params: Tree, buffers: Tree | None) -> State:
