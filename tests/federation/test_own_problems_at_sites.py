@@ -192,7 +192,8 @@ def test_what_own_code_says_when_it_fails_stays_at_the_site(caplog):
 def test_what_fedkeel_or_pytorch_says_when_it_fails_stays_at_the_site_too(caplog):
     asked = Message(RecordDict(), dst_node_id=1, message_type="query")
     said = answer(None, int, asked, "Mr Smith").content.config_records["config"]
-    assert (said["status"], said["reason"]) == ("failed", "fedkeel or PyTorch failed with ValueError: see the site's log.")
+    assert said["status"] == "failed"
+    assert said["reason"] == "fedkeel or PyTorch failed with ValueError: see the site's log."
     assert "ValueError: invalid literal for int() with base 10: 'Mr Smith'" in caplog.messages
 
 
