@@ -76,6 +76,15 @@ def test_what_nobody_expected_is_one_line(fedkeel, monkeypatch):
     assert "Traceback (most recent call last)" in fedkeel("methods").err
 
 
+def test_a_current_folder_that_was_removed_is_told(fedkeel, monkeypatch, tmp_path):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr("fedkeel.catalogue.cards.cards", os.getcwd)  # as PyTorch does when it is imported
+    done = fedkeel("methods")
+    assert (done.code, done.err) == (2, "error: the current folder is gone.\n\nhint: change to one that exists: cd ~\n")
+
+
 OWN = """
 import torch
 import fedkeel as fk

@@ -12,6 +12,7 @@ import fedkeel as fk
 from fedkeel.core.round import init_server
 from fedkeel.core.trees import tensors
 from fedkeel.engines.rehearsal import expected_messages
+from fedkeel.methods import build
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "federation.md"
@@ -29,6 +30,11 @@ def test_models_that_travel_and_are_kept(name):
     slots = (message, report, state, init_server(method, task.initial, task.buffers))
     counts = [sum(tensor.numel() for tensor in tensors(slot)) / task.initial.buffer.numel() for slot in slots]
     assert counts == pytest.approx(CLAIMS[name], abs=0.1)
+
+
+def test_the_methods_that_send_counts_of_labels_are_named():
+    (told,) = re.findall(r"^- \*\*Counts of labels\*\*, .*?(?=^- )", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert re.findall("`([^`]+)`", told) == sorted(name for name in fk.METHODS if "histogram" in build(name).sends)
 
 
 def test_the_table_is_there():

@@ -161,15 +161,16 @@ def test_data_of_another_form_are_refused(tmp_path, monkeypatch, images, labels,
     sys.modules.pop("loads", None)
 
 
-def test_a_node_on_another_scale_is_refused_with_that_line(folders, caplog):
+def test_a_node_on_another_scale_is_refused_and_its_log_says_so(folders, caplog):
     """Digits from 0 to 16, as scikit-learn has them, where the experiment's go to 255; and honest nodes are not."""
     file = folders / "1" / "train_images.npy"
     np.save(file, (np.load(file) / 16).astype("uint8"))
     grid = federation(experiment(), folders, "folder")
     with pytest.raises(RunError, match="2 of 3 clients have a node"):
         serve(experiment(), grid, out=folders / "run", source="folder", clients=3, wait=0.0)
-    line = "refused node 101: it cannot take part: this node's inputs go from 0 to 15, where 0 to 255 is expected."
-    assert caplog.text.count(line) == 1
+    line = "refused node 101: it cannot take part: it stopped with DataError: see the site's log."
+    assert caplog.messages.count(line) == 1
+    assert caplog.text.count("this node's inputs go from 0 to 15, where 0 to 255 is expected.") == 1
     assert not (folders / "run").exists()
     assert not grid.asked
 
@@ -190,7 +191,8 @@ def test_data_that_went_wrong_in_mid_run_are_refused_too(folders, caplog):
     settings = {"source": "folder", "clients": 3, "wait": 0.0, "terms": Terms(minimum=0.5)}
     done = serve(exp, grid, out=folders / "run", **settings)
     same(fk.run(exp.with_(participants=[[0, 1, 2], [0, 2], [0, 2]]), engine="serial"), done)
-    assert "round 2: refused the reply of node 101 (client 1): it cannot take part: this node's inputs" in caplog.text
+    assert "round 2: refused the reply of node 101 (client 1): it cannot take part: it stopped" in caplog.text
+    assert "this node's inputs go from 0 to 0" in caplog.text
 
 
 @pytest.mark.parametrize(

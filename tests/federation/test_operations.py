@@ -1,7 +1,9 @@
 """What an operator sees: an audit log that cannot be altered unnoticed, numbers for Prometheus, exit codes."""
 
+import errno
 import json
 import re
+import resource
 import time
 
 import pytest
@@ -120,6 +122,49 @@ def test_a_server_killed_while_it_wrote_goes_on_with_its_log(tmp_path):
     assert [line["client"] for line in read_chain(log.file)] == [0, 1]
 
 
+def test_a_line_that_the_disk_refuses_leaves_nothing(tmp_path, monkeypatch):
+    """Neither where a part of it was written nor where all was, and whatever is noted after it."""
+    log = AuditLog(tmp_path / "a.jsonl")
+    log.write("joined", {"client": 0})
+    before = log.file.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limits[1]))  # Python ignores the signal of that limit
+    try:
+        with pytest.raises(OSError, match="too large"):
+            log.write("joined", {"client": 1})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert log.file.read_bytes() == before
+    with monkeypatch.context() as patched:
+        patched.setattr("fedkeel.federation.audit.os.fsync", fill_disk)
+        with pytest.raises(OSError, match="no space"):
+            log.write("joined", {"client": 2})
+    assert log.file.read_bytes() == before
+    log.write("stopped", {})
+    assert [line["event"] for line in read_chain(log.file)] == ["joined", "stopped"]
+
+
+def fill_disk(*given, **named):
+    raise OSError(errno.ENOSPC, "no space left")
+
+
+@pytest.mark.parametrize("whose", ["audit.os.fsync", "gauges.write_text"])
+def test_a_full_disk_stops_the_server_in_one_line_and_the_next_start_works(tmp_path, monkeypatch, whose):
+    def fail_later(patched):
+        with tell_errors(tmp_path / "run") as watch:
+            watch.note("joined", client=0)
+            patched.setattr(f"fedkeel.federation.{whose}", fill_disk)
+            watch.note("counted", clients=[0])
+
+    with monkeypatch.context() as patched:
+        with pytest.raises(ServerStopped, match=r"cannot write beside .*: no space left hint: free some space"):
+            fail_later(patched)
+        assert whose.startswith("gauges") or read_gauges(tmp_path / "run.prom").state == STOPPED
+    with pytest.raises(ServerStopped, match="too few clients"), tell_errors(tmp_path / "run"):
+        raise RunError("too few clients.")
+    assert read_chain(tmp_path / "run-audit.jsonl")[-1]["reason"] == "too few clients."
+
+
 def test_numbers_are_those_of_the_run(tmp_path):
     done, _ = train(tmp_path, absent=[3])
     found = read_gauges(tmp_path / "run.prom")
@@ -147,6 +192,8 @@ def test_alerts_are_exit_codes(tmp_path):
         ({"clients_counted": 3}, 3600, INCOMPLETE, "the last change was 100 s ago"),
         ({"clients_counted": 0, "rounds_done": 0}, 3600, FINE, "running: 0 of 9"),  # none could be counted yet
         ({"clients_counted": 3}, 60, SILENT, "nothing has happened for 100 s"),
+        ({"clients_counted": 4, "last_change_timestamp_seconds": now + 30}, 60, FINE, "the last change was 0 s ago"),
+        ({"clients_counted": 4, "last_change_timestamp_seconds": now + 90}, 60, SILENT, "90 s ahead of this clock"),
         ({"clients_counted": 3, "state": FINISHED}, 60, FINE, "finished"),
         ({"clients_counted": 4, "state": STOPPED}, 60, ENDED, "stopped with an error"),
     ):

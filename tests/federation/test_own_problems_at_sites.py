@@ -1,6 +1,8 @@
 """Problems of the user's own at real sites: their data are files or what a loader gives, and have a stated form."""
 
+import re
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +19,7 @@ from typer.testing import CliRunner
 
 import fedkeel as fk
 from fedkeel.cli.main import app as commands
-from fedkeel.engines.flower.client import answer
+from fedkeel.engines.flower.client import answer, introduce
 from fedkeel.engines.flower.site_ledger import read_sites
 from fedkeel.errors import DataError
 from fedkeel.federation.apps import node_of, read_app, serve
@@ -127,6 +129,13 @@ def test_a_site_checks_its_tables_beforehand(hospitals):
     where = {"data-dir": str(hospitals / "site-1")}
     found = {one.what: one for one in check_work(app, 1, where, trust=True)}
     assert (found["data"].state, found["data"].line) == ("ok", "190 samples of 2 classes")
+    settings = app / "pyproject.toml"
+    for share, few in ((0.2, None), (0.05, "only 10 samples for tests")):
+        settings.write_text(re.sub("(?m)^site-test = .*$", f"site-test = {share}", settings.read_text()))
+        found = {one.what: one for one in check_work(app, 1, where, trust=True)}
+        assert ("test share" in found) == bool(few)
+    assert found["test share"].state == "warning"
+    assert found["test share"].line.startswith(few)
     write(hospitals / "site-1", "radius,benign\n1,0\n", "patients.csv")
     found = {one.what: one for one in check_work(app, 1, where, trust=True)}
     assert found["data"].state == "failed"
@@ -143,20 +152,48 @@ def test_a_loader_that_fails_is_no_fault_of_the_app(hospitals):
     sys.modules.pop("reads")
 
 
+LOADER = """
+import fedkeel as fk
+
+def read(settings):
+    raise fk.DataError("row 7: the pressure of Mr Smith is 900", "ask Mr Smith")
+"""
+
+
+@pytest.mark.parametrize("source", ["smiths:read", "folder"])
+def test_the_server_learns_the_type_of_an_error_and_no_word_of_the_site(tmp_path, monkeypatch, caplog, source):
+    (tmp_path / "smiths.py").write_text(LOADER)
+    (tmp_path / "data" / "0").mkdir(parents=True)
+    (tmp_path / "data" / "0" / "Mr Smith.png").write_bytes(b"no image")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    form = torch.zeros(1, 1, 4, 4), torch.zeros(1, dtype=torch.int64)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2))
+    problem = fk.Problem(model=model, loss=functional.cross_entropy, clients=[form], classes=2)
+    exp = fk.Experiment(problem=problem, method="fedavg", rounds=1)
+    settings = {"partition-id": 0, "data-dir": str(tmp_path / "data"), "data": source}
+    context = SimpleNamespace(node_config=settings, run_config={"data": "folder", "clients": 1}, state=RecordDict())
+    asked = Message(RecordDict(), dst_node_id=1, message_type="query")
+    said = answer(introduce, partial(node_of, exp), asked, context).content.config_records["config"]
+    assert (said["status"], said["reason"]) == ("failed", "it stopped with DataError: see the site's log.")
+    assert "Mr Smith" in caplog.text
+    sys.modules.pop("smiths", None)
+
+
 def test_what_own_code_says_when_it_fails_stays_at_the_site(caplog):
     def fail(node, message, context):
         raise ValueError("could not convert string to float: 'Mr Smith'")
 
     asked = Message(RecordDict(), dst_node_id=1, message_type="query")
     said = answer(fail, lambda context: None, asked, None).content.config_records["config"]
-    assert (said["status"], said["reason"]) == ("failed", "its own code failed with ValueError.")
+    assert (said["status"], said["reason"]) == ("failed", "its own code failed with ValueError: see the site's log.")
     assert "in fail: ValueError: could not convert string to float: 'Mr Smith'" in caplog.text
 
 
 def test_what_fedkeel_or_pytorch_says_when_it_fails_stays_at_the_site_too(caplog):
     asked = Message(RecordDict(), dst_node_id=1, message_type="query")
     said = answer(None, int, asked, "Mr Smith").content.config_records["config"]
-    assert (said["status"], said["reason"]) == ("failed", "fedkeel or PyTorch failed with ValueError.")
+    assert said["status"] == "failed"
+    assert said["reason"] == "fedkeel or PyTorch failed with ValueError: see the site's log."
     assert "ValueError: invalid literal for int() with base 10: 'Mr Smith'" in caplog.messages
 
 
@@ -206,7 +243,7 @@ def test_a_loader_must_give_the_form_of_the_problem(monkeypatch):
     }
     with pytest.raises(DataError, match=r"^the loader own_loaders:read failed with KeyError\.") as refused:
         read_site(problem, "own_loaders:read", {"what": "Mr Smith"}, {}, Trust.TYPED)
-    assert "Mr Smith" not in refused.value.message  # the message is sent to the server
+    assert "Mr Smith" not in refused.value.message
     assert f"{__file__}, line " in refused.value.hint
     assert [
         tuple(part.shape) for part in read_site(problem, "own_loaders:read", {"what": "good"}, {}, Trust.TYPED)

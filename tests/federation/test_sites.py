@@ -25,6 +25,7 @@ from fedkeel.engines.flower.site_scores import (
     area_under_curve,
     check_scores,
     count_chances,
+    count_targets,
     gap,
     score_site,
     summarise,
@@ -128,6 +129,13 @@ def test_what_a_site_keeps_for_tests_is_not_trained_on(folders):
     assert [len(part) for part in set_aside(7, 4, 0.99)] == [1, 3]
 
 
+def test_a_site_with_few_test_samples_is_told_what_they_show(folders, caplog):
+    """Sites 0, 1 and 2 test on 10, 15 and 20 samples."""
+    run(folders)
+    told = {line.partition(":")[0] for line in caplog.messages if "single labels" in line}
+    assert told == {"only 10 samples for tests", "only 15 samples for tests"}
+
+
 def test_a_site_whose_counts_cannot_be_is_left_out(folders, caplog):
     def spoil(client, reply):
         if client == 1:
@@ -156,6 +164,13 @@ def test_scores_that_no_samples_can_have_are_refused(folders):
         ("ranks", lambda n: n - 1, "not those of samples"),
         ("confidence", lambda n: n.flip(0) * 3, "not those of samples"),
         ("confidence", lambda n: n * math.nan, "not those of samples"),
+        ("confidence", lambda n: n * 1e30, "1.5e\\+31 predictions of 15 samples"),
+        ("confidence", lambda n: n + math.inf, "inf predictions of 15 samples"),
+        ("confidence", lambda n: n * 0, "more than its 0 predictions"),
+        ("ranks", lambda n: n + (1 << 62), "more than its 15 predictions"),
+        ("ranks", lambda n: n.flip(0), "more than its 15 predictions"),
+        ("ranks", lambda n: 2 * n, "more than its 15 predictions"),
+        ("sums", lambda n: n + torch.tensor([math.inf, 0]), "it scored"),
     ):
         with pytest.raises(Refused, match=reason):
             check_scores(sound | {slot: change(sound[slot])}, 15)
@@ -169,14 +184,17 @@ def test_a_site_leaves_out_targets_that_name_no_class():
     loss = torch.nn.CrossEntropyLoss(ignore_index=255)
     task = Task(fk.Problem(model=model, loss=loss, clients=[(x, marked)], test=(x, marked), classes=3))
     scores = score_site(SimpleNamespace(task=task, workspace=Workspace(task)), task.initial, None)
-    check_scores(scores, 40)
+    assert count_targets(task) == 5
+    check_scores(scores, 40, 5)
+    with pytest.raises(Refused, match="predictions of 40 samples"):
+        check_scores(scores, 40)
     with torch.no_grad():
         hits = (model(x).argmax(1) == marked)[marked < 255].double()
     assert average_scores([summarise(scores, task)])["accuracy"] == pytest.approx(float(hits.mean()))
     assert scores["confidence"][:2].sum(1).tolist() == [len(hits), hits.sum()]
     assert scores["ranks"].sum().item() == 3 * len(hits)
     with pytest.raises(Refused, match="it scored"):
-        check_scores(scores | {"counts": scores["counts"] * math.nan}, 40)
+        check_scores(scores | {"counts": scores["counts"] * math.nan}, 40, 5)
 
 
 def test_a_test_share_that_cannot_be(folders):

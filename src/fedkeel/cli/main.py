@@ -121,6 +121,9 @@ def end_of(arguments: Sequence[str]) -> int:
         )
         return 2
     except OSError as error:
+        if is_folder_gone():  # PyTorch asks for it when it is imported
+            complain("the current folder is gone.", "change to one that exists: cd ~")
+            return 2
         if error.filename is None or os.environ.get("FEDKEEL_TRACEBACK"):
             return unexpected(error)
         complain(f"{os.fsdecode(error.filename)}: {error.strerror}", "see that it can be read, or written, as asked")
@@ -136,6 +139,15 @@ def require_text(arguments: Sequence[str]) -> None:
             os.fsencode(word)
         except UnicodeEncodeError:
             raise RequestError(f"a word of the command line is no text: {word!a}", "type it again") from None
+
+
+def is_folder_gone() -> bool:
+    """Whether the folder in which the command was called was removed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def unexpected(error: Exception) -> int:

@@ -130,8 +130,12 @@ class Method:
     @cached_property
     def asks(self) -> frozenset[str]:
         """Facts of clients that this method needs and not every method does."""
-        facts = {fact for objective in self.objectives for fact in objective.asks}
-        return frozenset(facts | {fact for rule in self.rules for fact in rule.asks})
+        return self.sends | {fact for objective in self.objectives for fact in objective.asks}
+
+    @property
+    def sends(self) -> frozenset[str]:
+        """Those facts that clients send, because a rule asks for them; what objectives ask for stays with a client."""
+        return frozenset(fact for rule in self.rules for fact in rule.asks)
 
     @cached_property
     def objectives(self) -> frozenset[Objective]:

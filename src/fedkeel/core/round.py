@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedkeel.core.contract import name_of
+from fedkeel.core.contract import ASKED, name_of
 from fedkeel.core.local_step import (
     Body,
     Carry,
@@ -175,7 +175,8 @@ def local_round(
     own = {"buffers": client["buffers"]} if "own_buffers" in client else {}
     client = client | {"buffers": sent["buffers"]} if own else client
     report, client = leave((*method.personal, *method.server, method.weights), report, client, params, began, loss)
-    return report | facts | {"loss": loss}, {name: client[name] for name in lasting} | own
+    told = {name: fact for name, fact in facts.items() if name not in ASKED or name in method.sends}
+    return report | told | {"loss": loss}, {name: client[name] for name in lasting} | own
 
 
 # ---- the server's half ---------------------------------------------------------------------------------------------

@@ -64,15 +64,21 @@ class AuditLog:
                 file.write_bytes(kept[: kept.rfind(b"\n") + 1])
 
     def write(self, event: str, facts: Mapping[str, Any]) -> None:
-        """Append one event, on disk before anything follows from it."""
+        """Append one event, on disk before anything follows from it; if that fails, the file is as long as before."""
         line = {"line": self.number + 1, "time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event}
         line |= {**facts, "before": self.head}
         line["hash"] = hash_line(line)
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        with self.file.open("a", encoding="utf-8", newline="\n") as file:
-            file.write(json.dumps(line, sort_keys=True) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        left = json.dumps(line, sort_keys=True).encode() + b"\n"
+        with self.file.open("ab", buffering=0) as file:  # a buffer would write its rest when the file is closed
+            before = file.seek(0, os.SEEK_END)
+            try:
+                while left:
+                    left = left[file.write(left) :]
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(before)
+                raise
         self.number, self.head = self.number + 1, line["hash"]
 
 

@@ -75,6 +75,8 @@ def judge(gauges: Gauges, silent: float, now: float) -> tuple[int, str]:
     quiet = now - gauges.last_change_timestamp_seconds
     if quiet > silent:
         return SILENT, f"nothing has happened for {quiet:.0f} s; {rounds}"
+    if -quiet > silent:  # else the alert would come later by as much
+        return SILENT, f"the last change is {-quiet:.0f} s ahead of this clock, which was set back; {rounds}"
     ago = f"the last change was {max(quiet, 0):.0f} s ago"  # a server that was killed cannot say so
     if gauges.clients_counted < gauges.clients_asked and gauges.rounds_done:
         counted = f"{gauges.clients_counted:.0f} of {gauges.clients_asked:.0f} clients"

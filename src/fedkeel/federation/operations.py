@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from fedkeel.core.trees import Tree
 from fedkeel.engines.flower.node_registry import Watch
+from fedkeel.errors import RunError, explain_os_errors
 from fedkeel.federation.audit import AUDIT, AuditLog
 from fedkeel.federation.gauges import FINISHED, METRICS, STOPPED, Gauges
 from fedkeel.federation.history import keep_checkpoint
@@ -28,8 +30,18 @@ class Operations(Watch):
     def head(self) -> str:
         return self.audit.head
 
+    def explain_full_disk(self) -> contextlib.AbstractContextManager[None]:
+        """Make what the system refuses to write within the block one line."""
+        hint = "free some space, then start the server again: the run continues"
+        return explain_os_errors(f"cannot write beside {self.out}", hint, RunError)
+
+    def write_gauges(self) -> None:
+        with self.explain_full_disk():
+            self.gauges.write(beside(self.out, METRICS))
+
     def note(self, event: str, **facts: Any) -> None:
-        self.audit.write(event, facts)
+        with self.explain_full_disk():
+            self.audit.write(event, facts)
         gauges = self.gauges
         if event == "refused":
             gauges.refused_total += 1
@@ -39,7 +51,7 @@ class Operations(Watch):
             gauges.clients_counted = len(facts["clients"])
             gauges.touch()
         if event != "joined":  # there may be many at once
-            gauges.write(beside(self.out, METRICS))
+            self.write_gauges()
 
     def begin_round(self, round: int, params: Tree, clients: Sequence[int]) -> None:
         if self.history and (round - 1) % self.history == 0 and round > 1:
@@ -63,7 +75,7 @@ class Operations(Watch):
         gauges.loss = math.nan if record.loss is None else record.loss
         gauges.accuracy = gauges.accuracy if record.accuracy is None else record.accuracy
         gauges.touch()
-        gauges.write(beside(self.out, METRICS))
+        self.write_gauges()
 
     def finish(self, run: Run) -> None:
         """Hear that all rounds are done."""
@@ -72,7 +84,10 @@ class Operations(Watch):
         self.note("finished", rounds=len(run.records), model=run.result["model_digest"])
 
     def stop(self, line: str) -> None:
-        """Hear that the server stops, and why."""
+        """Hear that the server stops, and why; a disk that is full must not hide that."""
         self.gauges.state = STOPPED
         self.gauges.touch()
-        self.note("stopped", reason=line)
+        with contextlib.suppress(RunError):
+            self.note("stopped", reason=line)
+        with contextlib.suppress(RunError):
+            self.write_gauges()

@@ -168,6 +168,7 @@ def read_node_settings(text: str) -> dict[str, Any]:
 def check_work(app: Path, client: int, settings: Mapping[str, Any], trust: bool) -> Iterator[Finding]:
     """Make the node of an exported app as it will be made: its data, its model, room for its state, its device."""
     from fedkeel.engines.flower.client import check_own_labels
+    from fedkeel.engines.flower.site_scores import tell_few
     from fedkeel.federation.apps import node_of, read_app
 
     settings = {"partition-id": client, "state-dir": f"~/.fedkeel/state-{client}", **settings}
@@ -189,6 +190,9 @@ def check_work(app: Path, client: int, settings: Mapping[str, Any], trust: bool)
     classes = len(task.clients.rows(client, np.arange(size))[-1].unique()) if size else 0
     line = f"{plural(size, 'sample')} of {plural(classes, 'class')}"
     yield Finding("data", OK if size else FAILED, line, "" if size else "there are none")
+    few = tell_few(int(task.test.sizes[0])) if config.get("site-test") and task.test is not None else None
+    if few is not None:
+        yield Finding("test share", WARNING, few, "bring more samples, or ask for a larger site-test")
     yield Finding("device", OK, f"trains on {task.device}")
     folder = Path(str(settings["state-dir"])).expanduser()
     there = next(place for place in (folder, *folder.parents) if place.exists())

@@ -18,6 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
 import fedkeel as fk
 from fedkeel.core.trees import Tree
 from fedkeel.engines.flower.checks import Terms
+from fedkeel.engines.flower.records import pack, unpack
 from fedkeel.errors import RunError
 from fedkeel.methods import build
 from fedkeel.runs.folder import read_rounds
@@ -104,6 +105,16 @@ def header_of_a_giant(data):
     return data.replace(b"(", b"(99999999999", 1).replace(b" " * 11, b"", 1)
 
 
+def header_says(text):
+    """The array with another header of the same length."""
+
+    def change(data):
+        length = int.from_bytes(data[8:10], "little")
+        return data[:10] + text.encode().ljust(length) + data[10 + length :]
+
+    return with_bytes(change)
+
+
 FAULTS = {
     "lost": (lost, "did not answer in time"),
     "failed": (failed, "it failed: out of memory"),
@@ -121,6 +132,13 @@ FAULTS = {
     "longer": (with_bytes(lambda data: data + b"\0" * 4096), "bytes for 53 numbers"),
     "a giant's header": (with_bytes(header_of_a_giant), "header"),
     "no header": (with_bytes(lambda data: b"\0" * len(data)), "no readable header"),
+    "an open bracket": (header_says("("), "no readable header"),
+    "an open text": (header_says("'''"), "no readable header"),
+    "nothing but brackets": (header_says("(" * 60), "no readable header"),
+    "a header of Python 2": (
+        header_says("{'descr': '<f4', 'fortran_order': False, 'shape': (53L,), }"),
+        "no readable header",
+    ),
     "another's client": (claims(client=2), "it answers for client '2', not 1"),
     "another experiment": (claims(identity="other"), "it answers for identity 'other'"),
     "another round": (claims(round=0), "it answers for round '0', not 1"),
@@ -318,3 +336,16 @@ def test_a_server_that_dies_inside_a_round_goes_on_from_its_checkpoint(problem, 
     again = train(exp, tmp_path / "run", terms=terms, folder=tmp_path / "beside")
     same(fk.run(exp, engine="serial"), again)
     assert again.result == fk.run(exp, engine="serial").result
+
+
+def test_arrays_are_read_as_numpy_reads_them():
+    """Of every type and shape that slots have, and with the padding of any version of numpy."""
+    for numbers in (torch.tensor(1.5), torch.zeros(0), torch.arange(6).reshape(2, 3), torch.ones(3, dtype=torch.bool)):
+        records = pack({"slot": numbers}, "")
+        assert torch.equal(unpack(records, "", {"slot": numbers})["slot"], numbers)
+        (array,) = records["slot"].values()
+        length = int.from_bytes(array.data[8:10], "little")
+        header = array.data[10 : 10 + length].rstrip() + b"   \n"
+        shorter = array.data[:8] + len(header).to_bytes(2, "little") + header + array.data[10 + length :]
+        again = {"slot": ArrayRecord({"": Array(array.dtype, array.shape, array.stype, shorter)})}
+        assert torch.equal(unpack(again, "", {"slot": numbers})["slot"], numbers)

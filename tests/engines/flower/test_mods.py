@@ -2,16 +2,20 @@
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
 
 from federations import InProcess, experiment, problem, same
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod, message_size_mod
 
+import fedkeel as fk
 from fedkeel.engines.flower.checks import Terms
 from fedkeel.engines.flower.mods import carry_mods
+from fedkeel.engines.rehearsal import expected_messages
 from fedkeel.errors import RequestError, RunError
 from fedkeel.federation.apps import serve
+from fedkeel.runs.prepare import method_of, problem_of, task_maker
 
 
 def train(folder, mods, method="fedavg", run_config=None):
@@ -91,9 +95,32 @@ def test_flowers_clipping_reads_the_apps_norm(tmp_path):
         train(tmp_path / "none", (fixedclipping_mod,))
 
 
-def test_privacy_mods_are_refused_where_a_method_sends_more_than_weights(tmp_path):
+@pytest.mark.parametrize("method", ["scaffold", "feddisco"])
+def test_privacy_mods_are_refused_where_a_method_sends_more_than_weights(tmp_path, method):
     with pytest.raises(RunError, match="only 0 of 6 clients answered"):
-        train(tmp_path, (LocalDpMod(1.0, 1.0, 1.0, 1e-5),), "scaffold")
+        train(tmp_path, (LocalDpMod(1.0, 1.0, 1.0, 1e-5),), method)
+
+
+def test_counts_of_labels_that_only_an_objective_needs_stay_at_the_site(tmp_path):
+    slots = set()
+
+    def look(message, context, call_next):
+        reply = call_next(message, context)
+        slots.update(reply.content.array_records)
+        return reply
+
+    deltas, done = train(tmp_path, (look,), "fedlc")
+    assert slots == {"model"}
+    assert len(deltas) == 12
+    assert set(rehearse("fedlc").report) == set(rehearse("fedavg").report)
+    assert set(rehearse("feddisco").report) == set(rehearse("fedavg").report) | {"histogram"}
+    same(done, fk.run(experiment(problem(), "fedlc", rounds=2), engine="serial"))
+
+
+def rehearse(method):
+    plan = experiment(problem(), method).plan
+    task = task_maker(plan, torch.device("cpu"), torch.float32)(problem_of(plan))
+    return expected_messages(method_of(plan, task), task)
 
 
 def test_a_mod_that_gives_something_else_is_told(tmp_path):
@@ -104,6 +131,17 @@ def test_a_mod_that_gives_something_else_is_told(tmp_path):
 
     with pytest.raises(RunError, match="only 0 of 6"):
         train(tmp_path, (spoil,))
+
+
+def test_the_words_of_a_mod_that_fails_stay_at_the_site(tmp_path, caplog):
+    def fail(message, context, call_next):
+        raise ValueError("Mr Smith")
+
+    with pytest.raises(RunError, match="only 0 of 6"):
+        train(tmp_path, (fail,))
+    told = [line for line in caplog.messages if "refused the reply" in line]
+    assert len(told) == 6
+    assert all(line.endswith("failed with ValueError: see the site's log.") for line in told)
 
 
 def test_secure_aggregation_is_refused_with_the_reason():

@@ -22,7 +22,7 @@ from fedkeel.engines.flower.checks import FAILED
 from fedkeel.engines.flower.memory import NodeMemory, keep_witness, witness_file
 from fedkeel.engines.flower.mods import Mod, carry_mods
 from fedkeel.engines.flower.records import NEVER, digest, pack, unpack
-from fedkeel.engines.flower.site_scores import score_site
+from fedkeel.engines.flower.site_scores import score_site, tell_few
 from fedkeel.engines.machine import steady
 from fedkeel.engines.rehearsal import expected_messages
 from fedkeel.engines.serial import SerialEngine
@@ -52,7 +52,7 @@ def make_client_app(node_of: NodeOf, mods: Sequence[Mod] = ()) -> ClientApp:
     """Make the app of all nodes; `node_of` tells them apart, `mods` change what is trained and sent."""
     app = ClientApp()
     app.query()(partial(answer, introduce, node_of))
-    app.train(mods=[carry_mods(mods)] if mods else [])(partial(answer, train_client, node_of))
+    app.train()(partial(answer, partial(train_under, carry_mods(mods)) if mods else train_client, node_of))
     app.evaluate()(partial(answer, score_model, node_of))
     return app
 
@@ -60,18 +60,23 @@ def make_client_app(node_of: NodeOf, mods: Sequence[Mod] = ()) -> ClientApp:
 def answer(
     how: Callable[[Node, Message, Context], Message], node_of: NodeOf, message: Message, context: Context
 ) -> Message:
-    """Answer a message; what is wrong with a node's settings, data or own code is one line, here and there."""
+    """Answer a message; what is wrong with a node's settings, data or own code is one line in the log here.
+
+    The words of an error may hold values, names or paths of the site, whoever raised it. They stay: the server is told
+    the error's type.
+    """
     with steady():
         try:
             return how(node_of(context), message, context)
         except FedkeelError as error:
             log.error("%s", error)
-            reason = error.message
-        except Exception as error:  # its words may hold a sample's, and stay here
+            reason = f"it stopped with {type(error).__name__}"
+        except Exception as error:
             own = blame_own_code(error)
             log.error("%s", own or f"{type(error).__name__}: {in_one_line(error)}", exc_info=own is None)
-            reason = f"{'its own code' if own else 'fedkeel or PyTorch'} failed with {type(error).__name__}."
-        return Message(RecordDict({"config": ConfigRecord({"status": FAILED, "reason": reason})}), reply_to=message)
+            reason = f"{'its own code' if own else 'fedkeel or PyTorch'} failed with {type(error).__name__}"
+        said = ConfigRecord({"status": FAILED, "reason": f"{reason}: see the site's log."})
+        return Message(RecordDict({"config": said}), reply_to=message)
 
 
 def client_number(context: Context) -> int:
@@ -97,6 +102,11 @@ def check_own_labels(node: Node) -> None:
         held = [clients.rows(node.client, np.arange(clients.sizes[node.client]))]
         held += [] if task.test is None else [unwatch(task.test).rows(0, np.arange(task.test.sizes[0]))]
         check_labels(task, {"this node's data": TensorClients(held)})
+
+
+def train_under(mods: Mod, node: Node, message: Message, context: Context) -> Message:
+    """Train with mods around it; an error of theirs is one of the node's."""
+    return mods(message, context, partial(train_client, node))
 
 
 def train_client(node: Node, message: Message, context: Context) -> Message:
@@ -135,6 +145,8 @@ def score_model(node: Node, message: Message, context: Context) -> Message:
     task = node.engine.task
     if task.test is None:
         raise RequestError("this node keeps no share of its data for tests.", "set site-test of the app, such as 0.2")
+    if (few := tell_few(int(task.test.sizes[0]))) is not None:
+        log.warning("%s", few)
     like: State = {"params": task.initial} | ({} if task.buffers is None else {"buffers": task.buffers})
     model = unpack(message.content.array_records, "model/", like)
     scores = score_site(node.engine, model["params"], model.get("buffers"))

@@ -25,7 +25,7 @@ from fedkeel.engines.flower.node_registry import NodeRegistry, Watch
 from fedkeel.engines.flower.records import Refused, digest, pack, unpack
 from fedkeel.engines.flower.reply_transport import LATE, exchange_messages
 from fedkeel.engines.flower.site_ledger import SiteLedger
-from fedkeel.engines.flower.site_scores import add_scores, check_scores, empty_scores, summarise
+from fedkeel.engines.flower.site_scores import add_scores, check_scores, count_targets, empty_scores, summarise
 from fedkeel.engines.rehearsal import expected_messages
 from fedkeel.errors import RunError
 from fedkeel.problems.gradients import Workspace
@@ -200,6 +200,7 @@ class FlowerEngine:
     def check_facts(self, report: State, client: int, round: int, lr: float) -> State:
         """Replace facts of a report by those that the server knows; refuse a report that says others."""
         known, count = known_facts(self.trains, self.task, self.training, round, lr, client), None
+        known = {name: fact for name, fact in known.items() if name in report}
         if "histogram" in known and getattr(self.task.problem.data, "hidden", False):
             count = known.pop("histogram").sum()
         return check_known(report, known, count)
@@ -227,7 +228,7 @@ class FlowerEngine:
     def ask_sites(self, params: Tree, buffers: Tree | None, sites: SiteLedger) -> list[Scores]:
         """Have every site score a model on its own test share; their sums and counts are added in client order."""
         model = pack({"params": params} | ({} if buffers is None else {"buffers": buffers}), "model/")
-        round, like = self.rounds - 1, empty_scores(self.task)
+        round, like, targets = self.rounds - 1, empty_scores(self.task), count_targets(self.task)
         everyone = [int(client) for client in np.flatnonzero(self.task.clients.sizes > 0)]
         content = RecordDict({**model, "config": ConfigRecord({"round": round})})
         found: dict[int, State] = {}
@@ -237,7 +238,7 @@ class FlowerEngine:
             try:
                 read_facts(reply, client=client, round=round, identity=self.registry.identity, status=SCORED)
                 scores = unpack(reply.content.array_records, "scores/", like)
-                check_scores(scores, int(self.task.clients.sizes[client]) * sites.most)
+                check_scores(scores, int(self.task.clients.sizes[client]) * sites.most, targets)
                 found[client] = scores
             except Refused as refused:
                 self.refuse(client, round, refused)

@@ -20,6 +20,8 @@ from fedkeel.errors import RequestError
 App = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, App], Message]
 PARAMS, DELTA, MODEL = "message/params", "report/delta", "model"
+LABELS = "report/histogram"
+"""Counts of labels: a privacy mod leaves them exact, so it refuses a method that sends them as one that sends more."""
 NORM = "clipping_norm"
 """What Flower's clipping mods read of a message: the app's setting clipping-norm."""
 
@@ -57,7 +59,7 @@ def train_plain(app: App, held: dict[str, Any], message: Message, context: Conte
     reply = app(message, context)
     records = {} if reply.has_error() else dict(reply.content.array_records)
     facts = all(name == DELTA or name.removeprefix("report/") in FACTS for name in records)
-    if list(message.content.array_records) != [PARAMS] or DELTA not in records or not facts:
+    if list(message.content.array_records) != [PARAMS] or DELTA not in records or not facts or LABELS in records:
         return reply
     sent, delta = message.content.array_records[PARAMS], records[DELTA]
     if list(sent) != list(delta):

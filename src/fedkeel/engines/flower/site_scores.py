@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,9 +14,12 @@ from fedkeel.engines.flower.records import Refused
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.problems.predictions import class_scores, keep_counted
 from fedkeel.problems.task import Batch, Scores, Task
+from fedkeel.text import plural
 
 RANKS = 1000  # steps in which a class's probability is counted, for the area under the curve
 CONFIDENCES = 15  # steps in which confidence is compared with accuracy
+FEW = 20
+"""With fewer test samples a site is warned: sums and counts of few come close to single predictions."""
 
 
 def names_of(task: Task) -> list[str]:
@@ -32,6 +36,13 @@ def empty_scores(task: Task) -> State:
         "ranks": torch.zeros(2, classes, RANKS, dtype=torch.int64),  # of samples of other classes, and of the class
         "confidence": torch.zeros(3, CONFIDENCES, dtype=torch.float64),  # how many, how many right, how sure in all
     }
+
+
+def tell_few(samples: int) -> str | None:
+    """Say what the scores of so many test samples show the server; None where there are enough."""
+    if samples >= FEW:
+        return None
+    return f"only {plural(samples, 'sample')} for tests: their scores show the server single labels and predictions"
 
 
 def score_site(engine: SerialEngine, params: Tree, buffers: Tree | None) -> State:
@@ -77,16 +88,29 @@ def add_scores(scores: Sequence[State]) -> State:
     return total
 
 
-def check_scores(scores: State, most: int) -> None:
-    """Refuse scores that no samples can have: at most so many samples, counts that are none."""
-    counts, sums, sure = scores["counts"], scores["sums"], scores["confidence"]
+def count_targets(task: Task) -> int:
+    """Count the targets of one sample: 1, or one for each of its pixels or words."""
+    return task.batch(int(task.clients.sizes.argmax()), np.zeros(1, np.int64)).tensors[-1].numel()
+
+
+def check_scores(scores: State, most: int, targets: int = 1) -> None:
+    """Refuse scores that no samples can have: at most so many samples, of so many targets each; counts that are none.
+
+    Every target that counts is one prediction: it has one confidence, one rank in each class and one class of its own.
+    """
+    counts, sums, sure, ranks = scores["counts"], scores["sums"], scores["confidence"], scores["ranks"].double()
     samples = float(counts.amax())
     if not 0 <= float(counts.amin()) <= samples <= most or not bool(torch.isfinite(sums).all()):
         raise Refused(f"it scored {samples:g} samples, and can have {most} at most")
     if not -1e-6 <= float(sums[1]) <= float(counts[1]) + 1e-6:
         raise Refused("its accuracy is no share of its samples")
-    if bool((scores["ranks"] < 0).any()) or not bool((sure >= 0).all()) or bool((sure[1:] > sure[0] + 1e-6).any()):
+    if bool((ranks < 0).any()) or not bool((sure >= 0).all()) or bool((sure[1:] > sure[0] + 1e-6).any()):
         raise Refused("its counts are not those of samples")
+    predictions = float(sure[0].sum())
+    if not predictions <= float(counts[0]) * targets + 1e-6:
+        raise Refused(f"it counts {predictions:g} predictions of {float(counts[0]):g} samples")
+    if bool((ranks.sum((0, 2)) > predictions).any()) or float(ranks[1].sum()) > predictions:
+        raise Refused(f"it ranks more than its {predictions:g} predictions")
 
 
 def summarise(scores: State, task: Task) -> Scores:
