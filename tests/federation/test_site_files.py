@@ -35,6 +35,7 @@ def test_columns_are_found_by_name_in_any_order(tmp_path):
         ("x,y,label\n1,,0\n", "column y of .* lacks 1 of 1 values"),
         ("x,y,label\n1,nan,0\n", "lacks 1 of 1"),
         ("x,y,label\n1,high,0\n", r"holds a word in sample 1\.$"),
+        ("x,y,label\n1,2_0,0\n", r"holds a word in sample 1\.$"),
         ("x,y,label\n1,2\n", "line 2 of .* has 2 cells, not 3"),
         ("x,y,label\n1,2,0.5\n", "holds fractions"),
         ("x,y,label\n1,2,0\n\n1,2\n", "line 4 of .* has 2 cells"),

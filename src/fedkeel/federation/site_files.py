@@ -192,7 +192,7 @@ def to_numbers(file: Path, name: str, cells: Sequence[Any]) -> NDArray[np.float6
     for place, cell in enumerate(cells):
         text = "" if cell is None else str(cell).strip()
         try:
-            found[place] = float(cell if text else "nan")
+            found[place] = float("word" if "_" in text else cell if text else "nan")  # Python would read 1_0 as ten
         except (TypeError, ValueError):
             raise DataError(
                 f"column {name} of {file} holds a word in sample {place + 1}.",
