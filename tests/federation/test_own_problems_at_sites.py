@@ -187,6 +187,8 @@ def test_what_own_code_says_when_it_fails_stays_at_the_site(caplog):
     said = answer(fail, lambda context: None, asked, None).content.config_records["config"]
     assert (said["status"], said["reason"]) == ("failed", "its own code failed with ValueError: see the site's log.")
     assert "in fail: ValueError: could not convert string to float: 'Mr Smith'" in caplog.text
+    told = answer(fail, lambda context: None, asked, None, tells=True).content.config_records["config"]  # simulated
+    assert told["reason"].endswith("in fail: ValueError: could not convert string to float: 'Mr Smith'")
 
 
 def test_what_fedkeel_or_pytorch_says_when_it_fails_stays_at_the_site_too(caplog):

@@ -48,34 +48,43 @@ class Node(NamedTuple):
 NodeOf = Callable[[Context], Node]
 
 
-def make_client_app(node_of: NodeOf, mods: Sequence[Mod] = ()) -> ClientApp:
-    """Make the app of all nodes; `node_of` tells them apart, `mods` change what is trained and sent."""
+def make_client_app(node_of: NodeOf, mods: Sequence[Mod] = (), *, tells: bool = False) -> ClientApp:
+    """Make the app of all nodes; `node_of` tells them apart, `mods` change what is trained and sent.
+
+    A node that `tells` errors in words is one of a simulation, whose data the server has anyway.
+    """
     app = ClientApp()
-    app.query()(partial(answer, introduce, node_of))
-    app.train()(partial(answer, partial(train_under, carry_mods(mods)) if mods else train_client, node_of))
-    app.evaluate()(partial(answer, score_model, node_of))
+    train = partial(train_under, carry_mods(mods)) if mods else train_client
+    for kind, how in ((app.query(), introduce), (app.train(), train), (app.evaluate(), score_model)):
+        kind(partial(answer, how, node_of, tells=tells))
     return app
 
 
 def answer(
-    how: Callable[[Node, Message, Context], Message], node_of: NodeOf, message: Message, context: Context
+    how: Callable[[Node, Message, Context], Message],
+    node_of: NodeOf,
+    message: Message,
+    context: Context,
+    *,
+    tells: bool = False,
 ) -> Message:
     """Answer a message; what is wrong with a node's settings, data or own code is one line in the log here.
 
-    The words of an error may hold values, names or paths of the site, whoever raised it. They stay: the server is told
-    the error's type.
+    The words of an error may hold values, names or paths of the site, whoever raised it. They stay, and the server is
+    told the error's type, unless the node tells all.
     """
     with steady():
         try:
             return how(node_of(context), message, context)
         except FedkeelError as error:
+            line, reason = error.message, f"it stopped with {type(error).__name__}"
             log.error("%s", error)
-            reason = f"it stopped with {type(error).__name__}"
         except Exception as error:
             own = blame_own_code(error)
-            log.error("%s", own or f"{type(error).__name__}: {in_one_line(error)}", exc_info=own is None)
+            line = own.message if own else f"{type(error).__name__}: {in_one_line(error)}"
+            log.error("%s", own or line, exc_info=own is None)
             reason = f"{'its own code' if own else 'fedkeel or PyTorch'} failed with {type(error).__name__}"
-        said = ConfigRecord({"status": FAILED, "reason": f"{reason}: see the site's log."})
+        said = ConfigRecord({"status": FAILED, "reason": line if tells else f"{reason}: see the site's log."})
         return Message(RecordDict({"config": said}), reply_to=message)
 
 

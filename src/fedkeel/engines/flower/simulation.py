@@ -100,7 +100,7 @@ class Simulation:
             "client_resources": {"num_cpus": 1, "num_gpus": 1.0 / self.workers if self.gpu else 0.0},
         }
         try:
-            nodes = make_client_app(functools.partial(node_from_file, str(self.file)))
+            nodes = make_client_app(functools.partial(node_from_file, str(self.file)), tells=True)
             run_simulation(server, nodes, self.clients, backend_config=config)
         except BaseException as error:  # handed to whoever waits for the grid
             self.grids.put(error)
