@@ -120,15 +120,6 @@ def test_the_loss_is_a_mean_over_the_labels_that_are_not_ignored(engine):
         assert runs[0].curve(measure) == pytest.approx(runs[1].curve(measure), rel=1e-12)
 
 
-@for_each("engine, loss", [(e, loss()) for e in ("serial", "stacked") for loss in (nn.CrossEntropyLoss, CrossEntropy)])
-def test_ignored_labels_of_the_test_set_alone_take_no_part_in_its_loss(engine, loss):
-    x, y = numbers(1100, X.shape[1], seed=5), torch.arange(1100) % 2
-    y = y.masked_fill((torch.arange(1100) < 500) | (torch.arange(1100) >= 900), -100)  # the first part has no other
-    run = train(problem(loss, test=(x, y)), engine)
-    expected = F.cross_entropy(run.model().double()(x.double()), y)
-    assert run.curve("test_loss")[-1] == pytest.approx(expected.item(), rel=1e-6)
-
-
 @for_each("engine", ["serial", "stacked"])
 def test_class_weights_are_brought_to_where_the_loss_is_computed(engine):
     def weighing(precision):

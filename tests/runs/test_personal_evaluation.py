@@ -115,6 +115,12 @@ def test_spread_over_clients():
     assert summarise_clients([1.0, 3.0], [1.0, 1.0], "loss")["client_loss_worst"] == 3.0
 
 
+def test_the_worst_tenth_of_nineteen_clients_is_one():
+    values = [float(v) for v in range(19)]
+    assert summarise_clients(values, [1.0] * 19, "accuracy")["client_accuracy_worst_tenth"] == 0.0
+    assert summarise_clients([*values, 19.0], [1.0] * 20, "accuracy")["client_accuracy_worst_tenth"] == 0.5
+
+
 @pytest.mark.parametrize("name", ["loss", "accuracy"])
 def test_a_client_whose_score_is_no_number_is_the_worst_wherever_it_stands(name):
     for place in range(6):

@@ -177,13 +177,10 @@ def read_labels(data: ClientData) -> Tensor | None:
 
 
 def find_ignored(problem: Problem) -> tuple[Problem, int | None]:
-    """The label that the loss ignores, where data in memory have it, and the problem whose loss of a batch is the mean
-    over the other samples; a function's label is -100, as in PyTorch."""
+    """The label that the loss ignores, where training data in memory have it, and the problem whose loss of a batch is
+    the mean over the other samples; a function's label is -100, as in PyTorch."""
     label, loss = getattr(problem.loss, "ignore_index", -100), problem.loss
-    if problem.model is None or not isinstance(label, int):
-        return problem, None
-    parts = (problem.data, problem.test_data(), problem.tests_of_clients)
-    if not any(data is not None and has_label(data, label) for data in parts):
+    if problem.model is None or not isinstance(label, int) or not has_label(problem.data, label):
         return problem, None
     return replace(problem, loss=getattr(loss, "batch_mean", loss)), label
 

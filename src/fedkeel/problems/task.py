@@ -74,7 +74,7 @@ class Task:
         asks: frozenset[str] = frozenset(),
         personal_chunk: int = CHUNK,
     ):
-        problem, self.ignored = find_ignored(problem)
+        problem, ignored = find_ignored(problem)
         self.problem, self.device = problem, torch.device(device)
         # bfloat16 is a precision of the arithmetic inside a model; weights and sums of them stay in float32
         self.compute, self.dtype = dtype, torch.float32 if dtype == torch.bfloat16 else dtype
@@ -89,8 +89,8 @@ class Task:
         self.start, place = start or {}, Place(self.device, self.dtype, self.compute)
         self.module = None if problem.model is None else module_state.copy_network(problem.model, place, self.start)
         self.own_loss = module_state.place_function(problem.loss, place)
-        mean_loss: Callable[..., Tensor] = getattr(problem.loss, "batch_mean", self.own_loss)
-        self.mean_loss = mean_loss if self.ignored is None else partial(leave_out, mean_loss, self.ignored)
+        self.mean_loss: Callable[..., Tensor] = getattr(problem.loss, "batch_mean", self.own_loss)
+        self.mean_loss = self.mean_loss if ignored is None else partial(leave_out, self.mean_loss, ignored)
         metrics = {name: read_as_loss(metric, problem.loss) for name, metric in problem.metrics.items()}
         self.metrics = {name: module_state.place_function(metric, place) for name, metric in metrics.items()}
         self.initial = self._read_weights()
@@ -246,7 +246,7 @@ class Task:
     def whole_loss(self) -> bool:
         """Whether the loss gives one number that is no mean over samples, and so must see all samples."""
         try:
-            return (self.ignored is not None or not self.separable) and loss_is_one_number(self)
+            return not self.separable and loss_is_one_number(self)
         except UnequalSamplesError:
             return False
 
