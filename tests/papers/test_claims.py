@@ -221,6 +221,8 @@ def test_disagreement_in_low_frequencies_is_read_off_the_spectra_of_all_seeds():
     assert (band.verdict, band.reason) == ("undecided", "one seed")
     band, _ = low_band(looked_at({"30": low}, {"30": low}))
     assert (band.verdict, band.reason) == ("undecided", "all seeds alike")
+    band, _ = low_band([replace(line, last=19.0) for line in looked_at({"30": low}, {"30": [8.0, 2.0, 2.0, 1.0]})])
+    assert (band.verdict, band.reason) == ("undecided", "models near chance: 19.0 %")  # guessing gives 10 %
     band, _ = low_band(rows(GAIN[1], GAIN[2], FedAvg=[50.0, 51.0]))
     assert (band.verdict, band.reason) == ("undecided", "no spectra: FedAvg, cifar10, 0.1")
 

@@ -12,6 +12,7 @@ import tomli_w
 from for_each import for_each
 
 import fedkeel as fk
+from fedkeel.analysis.intervals import paired_interval
 from fedkeel.errors import MethodError, RequestError
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.compare import paired_differences
@@ -300,3 +301,17 @@ def test_a_page_of_ones_own_names_its_own_files(fedkeel):
     assert "`fedkeel leaderboard table.toml --lines 'my lines.jsonl'` trains what is missing" in page
     assert "results/leaderboard" not in page
     assert "docs/leaderboard" not in page
+
+
+def test_what_the_readme_says_of_the_fair_table_is_what_its_lines_have():
+    root = Path(__file__).parents[2]
+    lines = {line.method: line for line in read_lines(root / "results" / "leaderboard.jsonl")}
+    said = " ".join((root / "README.md").read_text(encoding="utf-8").split())
+
+    def ahead(measure):
+        pairs = zip(lines["keel"].scores, lines["fedavg"].scores, strict=True)
+        found = paired_interval([100 * (one[measure] - other[measure]) for one, other in pairs])
+        return f"{found.mean:.2f} ahead of FedAvg's", f"({found.low:.2f} to {found.high:.2f})"
+
+    assert "the model that it trains is {} {}".format(*ahead("last")) in said
+    assert "and its average {} average {}: not told apart".format(*ahead("averaged")) in said

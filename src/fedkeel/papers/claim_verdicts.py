@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
+from statistics import fmean
 
 from fedkeel.analysis.intervals import Interval, difference_interval, paired_interval
 from fedkeel.papers.claims import Claim, Difference, find_claimed_cells, read_claims
 from fedkeel.papers.ledger import Entry, keep_newest, standing
 from fedkeel.papers.reproduce import gradient_evaluations, runs_of
-from fedkeel.papers.spectra import Reading, read_common_rounds
+from fedkeel.papers.spectra import Reading, is_at_chance, read_common_rounds
 from fedkeel.papers.verdicts import Judgement, judge
 
 CONFIRMED, CONTRADICTED, UNDECIDED = "confirmed", "contradicted", "undecided"
@@ -100,8 +101,11 @@ def _read_spectra(claim: Claim, difference: Difference, reading: Reading, entrie
     side = Judgement(cell, tuple(runs[seed] for seed in values), tuple(values.values()))
     if not values:
         return Finding(difference, (side,), None, UNDECIDED, f"no spectra: {cell.label}")
-    interval = paired_interval([*values.values()])
-    return Finding(difference, (side,), interval, *_decide(claim, difference, interval), looked_at=tuple(rounds))
+    interval, lasts = paired_interval([*values.values()]), [run.last for run in side.entries if run.last is not None]
+    decided = _decide(claim, difference, interval)
+    if lasts and is_at_chance(fmean(lasts), cell.experiment["dataset"]):
+        decided = UNDECIDED, f"models near chance: {fmean(lasts):.1f} %"
+    return Finding(difference, (side,), interval, *decided, looked_at=tuple(rounds))
 
 
 def _count_bytes(sides: Sequence[Judgement]) -> float | None:

@@ -6,7 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+from fedkeel.data.storage.loading import find_card
 from fedkeel.runs.record import RoundRecord
+
+CHANCE = 2.0  # times the accuracy of guessing, below which a model is at chance
 
 Spectra = dict[str, dict[str, list[float]]]
 """How much clients disagree, by what was tracked, by round, and then by band or by layer in their order."""
@@ -89,6 +92,11 @@ def read_common_rounds(
     }
     common = sorted(set.intersection(*(set(known) for known in found.values()))) if found else []
     return common, {seed: fmean(known[at] for at in common) for seed, known in found.items() if common}
+
+
+def is_at_chance(percent: float, dataset: str) -> bool:
+    """Whether a model is no better than guessing: what is tracked in it decides nothing."""
+    return percent < CHANCE * 100 / find_card(dataset).classes
 
 
 def _has_bands(values: Sequence[float]) -> bool:

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from fedkeel.data.storage.loading import find_card
+from fedkeel.papers import spectra
 from fedkeel.papers.figures import Panel
 from fedkeel.report.source import Group, Source
-
-CHANCE = 2.0  # times the accuracy of guessing, below which a model is at chance
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ def read_accuracy(runs: Sequence[Source]) -> Accuracy | None:
 def is_at_chance(runs: Sequence[Source]) -> bool:
     """Whether models are no better than guessing, as far as their accuracy is known."""
     found = read_accuracy(runs)
-    return found is not None and found.percent < CHANCE * 100 / find_card(runs[0].experiment["dataset"]).classes
+    return found is not None and spectra.is_at_chance(found.percent, runs[0].experiment["dataset"])
 
 
 def keep_common_seeds(groups: Sequence[Group]) -> list[Group]:
