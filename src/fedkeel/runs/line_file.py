@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 from collections.abc import Callable
@@ -26,25 +27,34 @@ def is_torn(last: bytes, read: Reader) -> bool:
 def append_line(path: Path, text: str, read: Reader) -> None:
     """Add a line. Half a line at the end, which a process that was killed leaves behind, is put aside first."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as lines:
+    with path.open("ab+", buffering=0) as lines:  # a buffer would write its rest when the file is closed
         lock_descriptor(lines.fileno())  # until the file is closed
-        lines.seek(0)
-        last = lines.read().rpartition(b"\n")[2]
+        last = read_last(lines)
+        end = lines.seek(0, os.SEEK_END)
         if last and is_torn(last, read):
             aside = path.with_name(f"{path.name}.torn")
             with aside.open("ab") as kept:
                 kept.write(last + b"\n")
-            lines.truncate(lines.tell() - len(last))
+            end = lines.truncate(end - len(last))
             log.warning("the last line of %s was not whole: it was put aside in %s", path, aside)
-        elif last:  # an editor left out the end of the line
-            lines.write(b"\n")
-        end = lines.seek(0, os.SEEK_END)
+            last = b""
         try:
-            lines.write(f"{text}\n".encode())
-            lines.flush()
+            line = (b"\n" if last else b"") + f"{text}\n".encode()  # an editor may leave out the end of the last line
+            while line:
+                line = line[lines.write(line) :]
         except OSError:  # no half line stays behind
-            os.truncate(path, end)
+            lines.truncate(end)
             raise
+
+
+def read_last(lines: io.FileIO, step: int = 1 << 16) -> bytes:
+    """What follows the last end of a line."""
+    start, tail = lines.seek(0, os.SEEK_END), b""
+    while start and b"\n" not in tail:
+        count = min(step, start)
+        start = lines.seek(start - count)
+        tail = lines.read(count) + tail
+    return tail.rpartition(b"\n")[2]
 
 
 def read_whole_lines(path: Path, read: Reader) -> list[bytes]:

@@ -1,0 +1,41 @@
+"""Laws of files of lines: nothing half stays behind, whatever a process or a disk did."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from fedkeel.runs.line_file import append_line, read_last
+
+
+@pytest.mark.parametrize("text", ["", "a", "a\n", "a\nbc", "\n", "a\n\nb", "abcdefgh\nij"])
+@pytest.mark.parametrize("step", [1, 2, 3, 100])
+def test_the_last_line_is_found_from_the_end(tmp_path: Path, text: str, step: int) -> None:
+    file = tmp_path / "lines"
+    file.write_text(text)
+    with file.open("rb", buffering=0) as lines:
+        assert read_last(lines, step) == text.encode().rpartition(b"\n")[2]
+
+
+@pytest.mark.parametrize("before", ['{"a": 1}\n', '{"a": 1}', ""])
+def test_a_full_disk_leaves_the_lines_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """A disk takes five bytes and is full; what is left must not follow when the file is closed."""
+    file = tmp_path / "lines"
+    file.write_text(before)
+
+    class Full(io.FileIO):
+        def write(self, data: bytes) -> int:  # type: ignore[override]
+            if self.tell() >= len(before) + 5:
+                raise OSError(28, "No space left on device")
+            return super().write(data[:5])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", lambda path, mode, buffering: Full(path, "a+"))
+        with pytest.raises(OSError, match="No space"):
+            append_line(file, '{"b": 2, "c": 3}', json.loads)
+    assert file.read_text() == before
