@@ -6,8 +6,10 @@ The same integers come out of numpy (plans, on the host) and of torch (rules, on
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections.abc import Iterable
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -135,6 +137,13 @@ def key_words(of: Tensor, call: int) -> tuple[Tensor, Tensor]:
 def list_gpus(device: torch.device) -> list[torch.device]:
     """The device, if it is a GPU: what `torch.random.fork_rng` keeps the random numbers of, besides the CPU's."""
     return [device] if device.type == "cuda" else []
+
+
+def read_generators(devices: Iterable[torch.device] = ()) -> tuple[Any, ...]:
+    """The states of the generators that any code may draw from: Python's, numpy's, PyTorch's, and those of GPUs."""
+    _, words, *place = cast("tuple[Any, ...]", np.random.get_state())
+    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+    return random.getstate(), words.tobytes(), place, [state.numpy().tobytes() for state in states]
 
 
 def seed_torch(seed: int, device: torch.device) -> None:

@@ -6,7 +6,9 @@ import pickle
 import struct
 import subprocess
 import sys
+from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from fedkeel.engines.choose import make_engine, settle_device
 from fedkeel.engines.processes import ProcessesEngine
 from fedkeel.engines.worker import serve
 from fedkeel.errors import RequestError, RunError
+from fedkeel.randomness import keyed_uniforms
 
 
 def experiment(problem, **changes):
@@ -128,6 +131,38 @@ def test_what_the_users_code_prints_does_not_break_the_protocol(small):
 
     problem = fk.Problem(model=small.model, loss=chatty, clients=small.clients, test=small.test)
     assert fk.run(experiment(problem, rounds=1), engine="processes", workers=2).result["rounds"] == 1
+
+
+@dataclass(frozen=True)
+class DrawsAtTheEnd(fk.Rule):
+    """Reports a number that is drawn when a client has trained."""
+
+    seen: ClassVar[list[list[float]]] = []
+    random: ClassVar[bool] = True
+
+    def finish(self, report, client, at):
+        return report | {"drawn": keyed_uniforms(at.key, 1)[0]}, client
+
+    def server_step(self, update, server, reports):
+        self.seen.append(reports["drawn"].tolist())
+        return update, server
+
+
+@pytest.mark.parametrize("place", ["gradient", "server", "personal"])
+def test_what_a_client_draws_when_it_reports_is_its_own_in_every_engine(small, place):
+    """No two clients, rounds or seeds draw the same, and the engine does not matter."""
+    method = fk.method("draws", weights=fk.BySize(), **{place: [DrawsAtTheEnd()]})
+
+    def draw(engine, seed):
+        DrawsAtTheEnd.seen.clear()
+        fk.run(experiment(small, method=method, seed=seed, rounds=2, participation=1.0), engine=engine, workers=1)
+        return DrawsAtTheEnd.seen[-2:]
+
+    first = draw("serial", 0)
+    assert first == draw("stacked", 0) == draw("processes", 0)
+    every = [number for drawn in (*first, *draw("serial", 1)) for number in drawn]
+    assert len(first[0]) > 1
+    assert len(set(every)) == len(every)
 
 
 @pytest.mark.parametrize("engine", ["serial", "stacked"])

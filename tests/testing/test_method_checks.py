@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from for_each import for_each
@@ -58,6 +59,18 @@ class ReportsANumber(Broken):
 class Draws(Broken):
     def step(self, tree, client, at):
         return tree * (1 + 0.1 * torch.rand(())), client
+
+
+class DrawsSlots(Broken):
+    def server_slots(self, params):
+        return {"first": params.buffer.new_tensor(np.random.random())}
+
+
+class DrawsLater(Broken):
+    """Once the client has moved, which no rehearsal sees."""
+
+    def step(self, tree, client, at):
+        return (tree * (1 + 0.1 * torch.rand(())) if (at.params - at.start).norm() > 0 else tree), client
 
 
 class ReadsAnother(Broken):
@@ -133,7 +146,9 @@ SENTENCES = {
     WritesIntoItsArguments: "cannot be trained: WritesIntoItsArguments.step writes into what it was given",
     UsesAKeyUnasked: "cannot be trained: UsesAKeyUnasked.step uses at.key, which is 0 in every step",
     ReportsANumber: "cannot be trained: ReportsANumber.finish gives 'beta' as float",
-    Draws: "depends on the data of client 2|gives another result when it is run again",
+    Draws: "cannot be trained: Draws.step draws from a generator of PyTorch, numpy or Python",
+    DrawsSlots: "cannot be trained: DrawsSlots.server_slots draws from a generator of PyTorch, numpy or Python",
+    DrawsLater: "depends on the data of client 2|gives another result when it is run again",
     ReadsAnother: "what client 3 of method 'ReadsAnother' reports or remembers depends on the data of client 2",
     Forgets: "ends elsewhere when it is stopped after a round and resumed",
     SeesTheStack: "gives another model in the stacked engine than in serial",

@@ -30,10 +30,11 @@ from fedkeel.errors import MethodError
 
 
 class PhaseWork(NamedTuple):
-    """The work of one phase: the inputs of its steps, and each step's share of the samples."""
+    """The work of one phase: the inputs of its steps, each step's share of the samples, and the key of its end."""
 
     steps: Iterable[StepInput]
     shares: Tensor
+    key: Tensor | None = None  # None where no rule draws
     padded: bool = False
 
 
@@ -133,13 +134,14 @@ def local_round(
         return lift(f, (0, 0, message_axis))(params, client, message) if rules else (params, client)
 
     def leave(
-        rules: tuple[Rule, ...], report: State, client: State, params: Tree, start: Tree, loss: Tensor
-    ) -> tuple[State, State]:
+        rules: tuple[Rule, ...], report: State, client: State, params: Tree, start: Tree, loss: Tensor,
+        key: Tensor | None,
+    ) -> tuple[State, State]:  # fmt: skip
         def f(
             report: State, client: State, params: Tree, start: Tree, message: State, mean: Tensor, steps: Tensor,
-            loss: Tensor,
+            loss: Tensor, key: Tensor,
         ) -> tuple[State, State]:  # fmt: skip
-            at = Local(params, start, message, None, mean, nothing, steps, nothing, loss)
+            at = Local(params, start, message, None, mean, nothing, steps, key, loss)
             before = client
             for rule in rules:
                 report, client = rule.finish(report, client, at)
@@ -147,8 +149,8 @@ def local_round(
 
         if not rules:
             return report, client
-        finished: tuple[State, State] = lift(f, (0, 0, 0, 0, message_axis, 0, 0, 0))(
-            report, client, params, start, message, facts["lr"], steps, loss
+        finished: tuple[State, State] = lift(f, (0, 0, 0, 0, message_axis, 0, 0, 0, None if key is None else 0))(
+            report, client, params, start, message, facts["lr"], steps, loss, nothing if key is None else key
         )
         return finished
 
@@ -170,11 +172,12 @@ def local_round(
         if phase.uploads:
             report["delta"] = lift(lambda p, m: p - m["params"], (0, message_axis))(params, message)
             loss, sent = mean, client
-        report, client = leave(phase.rules, report, client, params, start, mean)
+        report, client = leave(phase.rules, report, client, params, start, mean, phase_work.key)
     # buffers of the model that is sent are reported, those of a client's own model stay with it
     own = {"buffers": client["buffers"]} if "own_buffers" in client else {}
     client = client | {"buffers": sent["buffers"]} if own else client
-    report, client = leave((*method.personal, *method.server, method.weights), report, client, params, began, loss)
+    others = (*method.personal, *method.server, method.weights)
+    report, client = leave(others, report, client, params, began, loss, phase_work.key)
     told = {name: fact for name, fact in facts.items() if name not in ASKED or name in method.sends}
     return report | told | {"loss": loss}, {name: client[name] for name in lasting} | own
 

@@ -242,3 +242,14 @@ def step_keys(
     """One key per step, for rules that are random: they draw on the device where their key lies."""
     keys = [training.key("rule", round, client, phase, step) for step in range(steps)]
     return torch.as_tensor(np.asarray(keys, dtype=np.int64), device=device)
+
+
+def end_keys(
+    method: Method, training: Training, round: int, clients: Sequence[int], phase: int, steps: Sequence[int],
+    device: torch.device,
+) -> Tensor | None:  # fmt: skip
+    """One key per client for `finish`, that of the step after its last; None where no rule draws there."""
+    if not any(rule.random and "finish" in rule.stages for rule in method.local_rules):
+        return None
+    keys = [training.key("rule", round, client, phase, last) for client, last in zip(clients, steps, strict=True)]
+    return torch.as_tensor(np.asarray(keys, dtype=np.int64), device=device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partialmethod
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from fedkeel.engines.engine import client_facts
 from fedkeel.errors import MethodError
 from fedkeel.problems.task import Task
 from fedkeel.problems.try_objectives import try_objective
+from fedkeel.randomness import read_generators
 
 
 class Rehearsal(NamedTuple):
@@ -119,13 +121,19 @@ class Watched(Rule):
             object.__setattr__(self, trait, getattr(self.stands_for, trait))
 
     def server_slots(self, params: Tree) -> State:
-        return self.stands_for.server_slots(params)
+        return refuse_draws(
+            f"{name_of(self)}.server_slots", [params.buffer], lambda: self.stands_for.server_slots(params)
+        )
 
     def client_slots(self, params: Tree) -> State:
-        return self.stands_for.client_slots(params)
+        return refuse_draws(
+            f"{name_of(self)}.client_slots", [params.buffer], lambda: self.stands_for.client_slots(params)
+        )
 
     def round_slots(self, params: Tree) -> State:
-        return self.stands_for.round_slots(params)
+        return refuse_draws(
+            f"{name_of(self)}.round_slots", [params.buffer], lambda: self.stands_for.round_slots(params)
+        )
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         stepped, after = self.call("step", tree, client, at)
@@ -150,7 +158,7 @@ class Watched(Rule):
         slots = tensors(given)
         before = _versions(slots)
         try:
-            result = getattr(self.stands_for, stage)(*self.hide_key(given))
+            result = refuse_draws(place, slots, lambda: getattr(self.stands_for, stage)(*self.hide_key(given)))
         except UnaskedUse as error:
             raise MethodError(
                 f"{place} uses at.key, which is 0 in every step.", "random: ClassVar[bool] = True"
@@ -208,6 +216,19 @@ class Watched(Rule):
 
 for stage in RETURNS.keys() - vars(Watched).keys():  # no more is checked of these than `call` does
     setattr(Watched, stage, partialmethod(Watched.call, stage))
+
+
+def refuse_draws(place: str, slots: list[Any], call: Callable[[], Any]) -> Any:
+    """Call a function of a rule; refuse one that draws from a generator, which nobody could repeat."""
+    devices = {slot.device for slot in slots if slot is not None and slot.is_cuda}
+    before = read_generators(devices)
+    result = call()
+    if before != read_generators(devices):
+        raise MethodError(
+            f"{place} draws from a generator of PyTorch, numpy or Python: such a run cannot be repeated.",
+            "`step` and `finish` have a key if the rule has random = True: fedkeel.randomness.keyed_normals(at.key, n)",
+        )
+    return result
 
 
 def _versions(slots: list[Any]) -> list[int]:

@@ -22,6 +22,7 @@ from fedkeel.engines.engine import (
     Training,
     client_facts,
     client_state,
+    end_keys,
     mean_scale,
     plan_rows,
     scale_rates,
@@ -71,7 +72,9 @@ class SerialEngine:
         work = []
         for i, phase in enumerate(phases):
             sizes = rate.new_tensor([float(len(rows)) for rows in plans[i]])
-            work.append(PhaseWork(self.step_inputs(round, client, i, phase, plans[i], scales[i]), sizes / sizes.sum()))
+            inputs = self.step_inputs(round, client, i, phase, plans[i], scales[i])
+            keys = end_keys(self.method, training, round, [client], i, [lengths[i]], task.device)
+            work.append(PhaseWork(inputs, sizes / sizes.sum(), None if keys is None else keys[0]))
         state = client_state(self.method, self.task, state)
         report, state = local_round(self.method, self.gradient, message, state, work, rate, facts)
         spent = self.seconds["data"] + self.seconds["gradients"] - spent

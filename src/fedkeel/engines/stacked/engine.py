@@ -24,6 +24,7 @@ from fedkeel.engines.engine import (
     ScoreRequest,
     Training,
     client_state,
+    end_keys,
     mean_scale,
     scale_rates,
     sent_steps,
@@ -170,7 +171,11 @@ class StackedEngine:
         state = stack(list(states))
         self.seconds.add("data", time.perf_counter() - began)
         began = time.perf_counter()
-        work = [PhaseWork(steps, steps.shares, steps.padded) for steps in phases]
+        ends = [
+            end_keys(self.method, self.training, round, clients, number, of_phase, self.task.device)
+            for number, of_phase in enumerate(zip(*lengths, strict=True))
+        ]
+        work = [PhaseWork(steps, steps.shares, key, steps.padded) for steps, key in zip(phases, ends, strict=True)]
         report, state = local_round(
             self.method, self.gradient, message, state, work, rate, facts, lift=self.lift, scan=self.scan,
             message_axis=axis
