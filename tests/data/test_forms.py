@@ -20,6 +20,7 @@ from torch.utils.data import (
 )
 
 import fedkeel as fk
+from fedkeel.data.csv_files import NAMES, SEMICOLONS
 from fedkeel.problems.personal_data import with_own_tests
 from problems import small_problem
 
@@ -352,11 +353,12 @@ def refused():
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        (b"a;b;label\n1,5;2;0\n", "semicolons divide its cells: write it with commas, and numbers with points"),
+        (b"a;b;label\n1,5;2;0\n", SEMICOLONS),
         ("größe,label\n1,0\n".encode("latin-1"), "save it as UTF-8"),
         (b"", "is it a CSV or Parquet file?"),
-        (b"label,a,b\n0,1,20,300\n", "name every column, and leave out row names and commas at the end of lines"),
-        (b"label,a,b\n0,1,20,\n", "name every column, and leave out row names and commas at the end of lines"),
+        (b"label,a,b\n0,1,20,300\n", NAMES),
+        (b"label,a,b\n\n0,1,20,300\n1,0,20,300\n2,1,20,300\n", NAMES),  # as numbers of rows
+        (b"label,a,b\n0,1,20,\n", NAMES),
     ],
 )
 def test_a_table_as_a_spreadsheet_writes_it_is_refused_with_the_way_out(small, tmp_path, text, hint):

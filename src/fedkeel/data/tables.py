@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.data.clients import TARGETS
+from fedkeel.data.csv_files import SEMICOLONS, has_semicolons, read_csv
 from fedkeel.errors import DataError, nearest
 from fedkeel.text import in_one_line
 
@@ -26,7 +27,6 @@ TEST = "test"
 WHOLE = re.compile(r"([+-]?\d+)\.0+")
 INDEX = "Unnamed: 0"
 """What pandas calls a first column without a name."""
-SEMICOLONS = "semicolons divide its cells: write it with commas, and numbers with points"
 
 
 def is_frame(given: Any) -> bool:
@@ -108,20 +108,7 @@ def read_files(files: Sequence[Path], words: str | None = None) -> Any:
     """Read files one behind the other; the column of `words`, if any, as CSV files write it: 007 and not 7."""
     import pandas
 
-    types = None if words is None else {words: str}
-
-    def read(file: Path) -> Any:
-        if file.suffix.lower() != ".csv":
-            return pandas.read_parquet(file)
-        frame = pandas.read_csv(file, dtype=types, keep_default_na=words is None)
-        if frame.shape[1] > 1 and len(frame) and not isinstance(frame.index, pandas.RangeIndex):  # first cells as names
-            raise DataError(
-                f"the rows of {file} have more cells than its first line has names.",
-                "name every column, and leave out row names and commas at the end of lines",
-            )
-        return frame
-
-    frames = [read(file) for file in files]
+    frames = [read_csv(one, words) if one.suffix.lower() == ".csv" else pandas.read_parquet(one) for one in files]
     return frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True)
 
 
@@ -136,7 +123,7 @@ class Table:
     def labels(self, label: Label | None) -> list[str]:
         """The columns that are predicted: those named, or the one that is called as targets are."""
         known = list(map(str, self.frame.columns))
-        semicolons = SEMICOLONS if len(known) == 1 and ";" in known[0] else None
+        semicolons = SEMICOLONS if has_semicolons(known) else None
         if label is None:
             found = [name for name in TARGETS if name in known][:1]
             if not found:
