@@ -38,6 +38,20 @@ def test_a_pool_is_divided_as_a_data_set_is(pool):
     assert all(torch.equal(a[1], b[1]) for a, b in zip(fixed.clients, problem.clients, strict=True))
 
 
+def test_data_that_change_afterwards_change_no_experiment(pool):
+    """Another seed is made of the data as they were given."""
+    train, test = pool
+    given = {"train": [train, train], "test": list(test), "name": "mine"}
+    made = fk.Experiment(data=given, model="logistic", **SETTINGS)
+    expected = made.with_(seed=1)
+    saved, identity = expected.save(), expected.undivided
+    given["train"].pop()
+    given["test"][1] = given["test"][1][:1]
+    del given["name"]
+    again = made.with_(seed=1)
+    assert (again.save(), again.undivided, again.plan.source.title) == (saved, identity, "mine")
+
+
 class Writing:
     """A partition that uses the labels as its notebook."""
 

@@ -37,6 +37,16 @@ WHOLE = "give one part for each client: clients=[…]"
 BATCHES = "give the data set itself, or a Subset of it: the experiment draws the batches"
 
 
+def copy_containers(given: Any) -> Any:
+    """The same data in lists and dicts of their own: the caller may change theirs. Tensors and arrays stay."""
+    if isinstance(given, dict):
+        return {name: copy_containers(one) for name, one in given.items()}
+    if type(given) not in (list, tuple):
+        return given
+    deeper = not {dict, list, tuple}.isdisjoint(map(type, given))  # numbers in a list are many
+    return type(given)(map(copy_containers, given) if deeper else given)
+
+
 @dataclass(frozen=True)
 class Forms:
     """The data of a problem, each part as tensors or as an object that knows its rows."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedkeel.data.clients import DividedList, names_of, take_rows, to_tensors
-from fedkeel.data.forms import read_forms
+from fedkeel.data.forms import copy_containers, read_forms
 from fedkeel.data.partition.iid import Iid, QuantitySkew
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.partition import divide as divide_labels
@@ -31,6 +31,9 @@ class OwnData:
     """Data as they were given; equal to themselves alone, since tensors are not compared as values are."""
 
     given: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "given", copy_containers(self.given))
 
 
 def make_problem(data: Any, model: Any, partition: Partitioner | None, partition_seed: int, seed: int) -> Problem:
