@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 import fedkeel as fk
-from fedkeel.data.csv_files import NAMES, SEMICOLONS
+from fedkeel.data.csv_files import NAMES, ONCE, SEMICOLONS
 from fedkeel.problems.personal_data import with_own_tests
 from problems import small_problem
 
@@ -355,6 +355,8 @@ def refused():
     [
         (b"a;b;label\n1,5;2;0\n", SEMICOLONS),
         ("größe,label\n1,0\n".encode("latin-1"), "save it as UTF-8"),
+        (b"a,label,label\n1,0,0\n", ONCE),
+        (b"a, label,label\n1,0,0\n", ONCE),
         (b"", "is it a CSV or Parquet file?"),
         (b"label,a,b\n0,1,20,300\n", NAMES),
         (b"label,a,b\n\n0,1,20,300\n1,0,20,300\n2,1,20,300\n", NAMES),  # as numbers of rows

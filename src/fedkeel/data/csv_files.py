@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from fedkeel.errors import DataError
 
+ONCE = "give each column a name of its own: a second column of labels would be an input"
 SEMICOLONS = "semicolons divide its cells: write it with commas, and numbers with points"
 NAMES = "name every column, and leave out row names and commas at the end of lines"
 
@@ -27,16 +29,17 @@ def read_csv(file: Path, words: str | None = None) -> Any:
 
 
 def check_first_lines(file: Path) -> None:
-    """Refuse a file whose first row has more cells than there are names."""
+    """Refuse a file that names a column twice, or whose first row has more cells than there are names."""
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
             reader = csv.reader(lines)
             first = [(reader.line_num, row) for row in islice(filter(is_row, reader), 2)]
     except csv.Error as error:
         raise ValueError(str(error)) from error
-    if len(first) < 2:
-        return
-    (_, names), (line, cells) = first
+    (_, names), (line, cells) = [*first, (0, list[str]()), (0, list[str]())][:2]
+    often = Counter(name.strip() for name in names)
+    if twice := next((name for name, times in often.items() if name and times > 1), None):
+        raise DataError(f"{file} has more than one column called {twice}.", ONCE)
     if len(cells) > len(names):
         raise DataError(
             f"line {line} of {file} has more cells than there are names: {len(cells)}, not {len(names)}.",
