@@ -209,6 +209,19 @@ def test_labels_of_files_are_the_classes_of_one_file(small, tmp_path, columns, p
     assert torch.cat([y for _, y in given.clients]).tolist() == [sorted({*whole}).index(word) for word in whole]
 
 
+@pytest.mark.parametrize("form", ["csv", "object", "category"])
+def test_spaces_at_the_ends_of_labels_make_no_class(small, tmp_path, form):
+    def client(labels, file=tmp_path / "a.csv"):
+        file.write_text("x,label\n" + "".join(f"1,{label}\n" for label in labels))
+        kind = None if form == "csv" else form
+        return file if kind is None else pandas.DataFrame({"x": 1.0, "label": pandas.Series(labels).astype(kind)})
+
+    given = replace(small, clients=[client(["well", "ill ", " ill", "ill", "2 ", "2.0"])], test=None)
+    assert given.clients[0][1].tolist() == [2, 1, 1, 1, 0, 0]
+    with pytest.raises(fk.DataError, match=r"column label of .* is empty in 2 of 3 rows\.\n"):
+        replace(small, clients=[client(["well", " ", "\t "])], test=None)
+
+
 @pytest.mark.parametrize("kind", ["object", "category", "Int64"])
 def test_whole_numbers_are_classes_of_their_own_number_in_every_type(small, kind):
     numbers = [0, 1, 2, 10, 11, 9]

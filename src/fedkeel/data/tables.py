@@ -198,11 +198,16 @@ class Table:
 
     def refuse_empty(self, name: str) -> None:
         """Refuse a column with empty cells, and name words such as NA that count as empty."""
-        empty = self.column(name).isna().to_numpy()
+        column = self.column(name)
+        empty = column.isna().to_numpy()
+        if not is_numeric(column):
+            empty = empty | np.array([isinstance(cell, str) and not cell.strip() for cell in column], bool)
         if not empty.any():
             return
         cells = read_files(self.files, name) if self.files else self.frame
-        said = sorted({cell for cell in Table(cells, self.whose).column(name)[empty] if isinstance(cell, str) and cell})
+        said = sorted(
+            {cell for cell in Table(cells, self.whose).column(name)[empty] if isinstance(cell, str) and cell.strip()}
+        )
         raise DataError(
             f"column {name} of {self.whose} is empty in {int(empty.sum())} of {len(empty)} rows"
             + (f", as {' and '.join(said)} counts." if said else "."),
@@ -248,8 +253,8 @@ def find_targets(tables: Sequence[Table], label: Label | None) -> Targets:
 
 
 def spell(label: Any) -> str:
-    """A label as a word; a whole number is written without a point, also where it was read as a word."""
-    whole = WHOLE.fullmatch(word := str(label))
+    """A label as a word without spaces at its ends; a whole number has no point, also where it was read as a word."""
+    whole = WHOLE.fullmatch(word := str(label).strip())
     return whole[1] if whole else word
 
 
