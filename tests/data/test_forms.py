@@ -415,6 +415,14 @@ def test_pictures_are_read_without_a_warning(small, recwarn):
     assert not recwarn.list
 
 
+def test_a_picture_with_a_palette_is_refused(small):
+    """Its array holds places in the palette, which say nothing of light and dark."""
+    image = pytest.importorskip("PIL.Image")
+    picture = image.fromarray(np.zeros((2, 3), np.uint8)).convert("P")
+    with pytest.raises(fk.DataError, match="a picture of client 0 has a palette"):
+        replace(small, clients=[[(picture, 0), (picture, 1)]], test=None)
+
+
 def test_arrays_that_nobody_may_write_are_read_without_a_warning(small, recwarn):
     x, y = (part.numpy().copy() for part in small.test)
     x.flags.writeable = y.flags.writeable = False

@@ -183,6 +183,12 @@ def test_no_picture_of_a_repository_starts_a_program(here, library, monkeypatch)
     assert image.open(io.BytesIO(script)).format == "EPS", "Pillow is as it was"
 
 
+def test_pictures_of_16_bits_are_refused(here, library):
+    saved(library, "deep", pictures=PICTURES.astype(np.uint16) * 257)
+    with pytest.raises(fk.DataError, match="a picture has more than 8 bits for each pixel"):
+        load("hf:deep")
+
+
 def test_a_set_without_a_test_split_sets_a_fifth_aside(here, library):
     library.load_from_disk("shapes")["train"].save_to_disk("alone")
     data = load("hf:alone")

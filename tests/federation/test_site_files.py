@@ -148,3 +148,6 @@ def test_images_lie_in_a_folder_for_each_class(tmp_path):
     assert labels.tolist() == [0, 2]
     assert inputs.shape == (2, 1, 2, 2)
     assert inputs.amax((1, 2, 3)).tolist() == [0.0, 1.0]
+    image.fromarray(np.full((4, 4), 4000, np.uint16)).save(tmp_path / "0" / "deep.png")
+    with pytest.raises(DataError, match=r"deep\.png has more than 8 bits for each pixel"):
+        read_site_files(tmp_path, [], "label", (torch.zeros(1, 1, 2, 2), torch.zeros(1).long()))

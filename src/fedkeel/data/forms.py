@@ -201,6 +201,10 @@ def plain(sample: Any, whose: str) -> Any:
         parts = [plain(part, whose) for part in sample]
         return parts if type(sample) is list else tuple(parts)
     refuse_masked(sample, whose)
+    if getattr(sample, "mode", None) == "P":
+        raise DataError(
+            f"a picture of {whose} has a palette: its pixels are numbers of colours.", 'image.convert("RGB"), or "L"'
+        )
     return np.array(sample) if hasattr(sample, "__array_interface__") else sample  # a picture's own array is read-only
 
 

@@ -16,6 +16,7 @@ from fedkeel.data.clients import TARGETS
 from fedkeel.data.dataset import HUB, Dataset, DatasetCard, Hub
 from fedkeel.data.storage.download import BATCH, explain_errors, load_repository
 from fedkeel.data.storage.folder import Draft, damaged, is_complete, open_folder
+from fedkeel.data.storage.pictures import refuse_deep
 from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError, require_known
 from fedkeel.randomness import key, permutation
@@ -225,6 +226,7 @@ def choose_column(rows: Any, repository: str, named: str | None, found: Sequence
 
 def picture(image: Any, size: int | None, shape: tuple[int, ...] | None) -> NDArray[np.uint8]:
     """A picture as an array, grey or of three colours as the first is; brought to a size where one is asked for."""
+    refuse_deep(image, "a picture")
     grey = image.mode in ("L", "1") if shape is None else len(shape) == 2
     image = image.convert("L" if grey else "RGB")
     array = np.asarray(image if size is None else image.resize((size, size), 3))
