@@ -64,7 +64,7 @@ def refuse_others(folder: Path) -> None:
 
 def is_unread(path: Path) -> bool:
     """Whether a file of this path is likely to be a table that is not read; a folder may be a Parquet file, too."""
-    if any(is_hidden(one) for one in (path, *path.parents[:-1])):
+    if lies_hidden(path):
         return False
     deep = len(path.parts) > 2 and Path(*path.parts[:2]).suffix.lower() != ".parquet"
     return path.suffix.lower() in ((*OTHERS, *SUFFIXES) if deep else OTHERS)
@@ -73,6 +73,11 @@ def is_unread(path: Path) -> bool:
 def is_hidden(path: Path) -> bool:
     """Whether a program left a file or a folder for itself, as macOS and editors do."""
     return path.name[0] in ".~"
+
+
+def lies_hidden(path: Path) -> bool:
+    """Whether a file, or a folder of its path, is hidden; the path does not begin at the root."""
+    return any(is_hidden(one) for one in (path, *path.parents[:-1]))
 
 
 def is_table(path: Path) -> bool:
