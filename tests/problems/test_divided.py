@@ -52,6 +52,17 @@ def test_data_that_change_afterwards_change_no_experiment(pool):
     assert (again.save(), again.undivided, again.plan.source.title) == (saved, identity, "mine")
 
 
+def test_classes_that_are_written_as_fractions_are_told(pool, caplog):
+    """1.0 may be a class or an amount: the loss is the squared error, and a line says so."""
+    (x, y), _ = pool
+    for target, told in ((y.float(), 1), (y + 0.5, 0), (torch.arange(60.0), 0), (y, 0)):
+        caplog.clear()
+        fk.run(
+            fk.Experiment(data=(x, target), model="logistic", partition="iid:clients=2", **SETTINGS), engine="serial"
+        )
+        assert caplog.text.count("if they are classes, make them whole") == told
+
+
 class Writing:
     """A partition that uses the labels as its notebook."""
 
