@@ -423,6 +423,14 @@ def test_a_picture_with_a_palette_is_refused(small):
         replace(small, clients=[[(picture, 0), (picture, 1)]], test=None)
 
 
+def test_a_file_of_arrays_may_be_closed_afterwards(small, tmp_path):
+    x, y = small.test
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    with np.load(tmp_path / "a.npz") as file:
+        given = replace(small, clients=[file], test=file)
+    assert torch.equal(given.data.rows(0, np.arange(len(y)))[1], y)
+
+
 def test_arrays_that_nobody_may_write_are_read_without_a_warning(small, recwarn):
     x, y = (part.numpy().copy() for part in small.test)
     x.flags.writeable = y.flags.writeable = False

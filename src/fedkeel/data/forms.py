@@ -119,7 +119,7 @@ def read_data(given: Any, whose: str, label: Label | None) -> Any:
     elif is_map_style(given):
         given = collate([given[i] for i in range(len(given))], whose)
     if isinstance(given, Mapping):
-        return name_target(given, label, whose)
+        return name_target(given if isinstance(given, dict) else dict(given), label, whose)  # a file may be closed
     if isinstance(given, Tensor | np.ndarray | tuple | list):
         return given
     extra = "; one that can only be walked through is given as list(…)" if isinstance(given, IterableDataset) else ""
