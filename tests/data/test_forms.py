@@ -20,6 +20,7 @@ from torch.utils.data import (
 )
 
 import fedkeel as fk
+from fedkeel.data.csv_files import NAMES, ONCE, SEMICOLONS
 from fedkeel.problems.personal_data import with_own_tests
 from problems import small_problem
 
@@ -208,6 +209,19 @@ def test_labels_of_files_are_the_classes_of_one_file(small, tmp_path, columns, p
     assert torch.cat([y for _, y in given.clients]).tolist() == [sorted({*whole}).index(word) for word in whole]
 
 
+@pytest.mark.parametrize("form", ["csv", "object", "category"])
+def test_spaces_at_the_ends_of_labels_make_no_class(small, tmp_path, form):
+    def client(labels, file=tmp_path / "a.csv"):
+        file.write_text("x,label\n" + "".join(f"1,{label}\n" for label in labels))
+        kind = None if form == "csv" else form
+        return file if kind is None else pandas.DataFrame({"x": 1.0, "label": pandas.Series(labels).astype(kind)})
+
+    given = replace(small, clients=[client(["well", "ill ", " ill", "ill", "2 ", "2.0"])], test=None)
+    assert given.clients[0][1].tolist() == [2, 1, 1, 1, 0, 0]
+    with pytest.raises(fk.DataError, match=r"column label of .* is empty in 2 of 3 rows\.\n"):
+        replace(small, clients=[client(["well", " ", "\t "])], test=None)
+
+
 @pytest.mark.parametrize("kind", ["object", "category", "Int64"])
 def test_whole_numbers_are_classes_of_their_own_number_in_every_type(small, kind):
     numbers = [0, 1, 2, 10, 11, 9]
@@ -352,11 +366,14 @@ def refused():
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        (b"a;b;label\n1,5;2;0\n", "semicolons divide its cells: write it with commas, and numbers with points"),
+        (b"a;b;label\n1,5;2;0\n", SEMICOLONS),
         ("größe,label\n1,0\n".encode("latin-1"), "save it as UTF-8"),
+        (b"a,label,label\n1,0,0\n", ONCE),
+        (b"a, label,label\n1,0,0\n", ONCE),
         (b"", "is it a CSV or Parquet file?"),
-        (b"label,a,b\n0,1,20,300\n", "name every column, and leave out row names and commas at the end of lines"),
-        (b"label,a,b\n0,1,20,\n", "name every column, and leave out row names and commas at the end of lines"),
+        (b"label,a,b\n0,1,20,300\n", NAMES),
+        (b"label,a,b\n\n0,1,20,300\n1,0,20,300\n2,1,20,300\n", NAMES),  # as numbers of rows
+        (b"label,a,b\n0,1,20,\n", NAMES),
     ],
 )
 def test_a_table_as_a_spreadsheet_writes_it_is_refused_with_the_way_out(small, tmp_path, text, hint):
@@ -396,6 +413,22 @@ def test_pictures_are_read_without_a_warning(small, recwarn):
     [(inputs, _)] = replace(small, clients=[[(picture, 0), (picture, 1)]], test=None).clients
     assert (inputs.shape, inputs.dtype) == ((2, 2, 3), torch.uint8)
     assert not recwarn.list
+
+
+def test_a_picture_with_a_palette_is_refused(small):
+    """Its array holds places in the palette, which say nothing of light and dark."""
+    image = pytest.importorskip("PIL.Image")
+    picture = image.fromarray(np.zeros((2, 3), np.uint8)).convert("P")
+    with pytest.raises(fk.DataError, match="a picture of client 0 has a palette"):
+        replace(small, clients=[[(picture, 0), (picture, 1)]], test=None)
+
+
+def test_a_file_of_arrays_may_be_closed_afterwards(small, tmp_path):
+    x, y = small.test
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    with np.load(tmp_path / "a.npz") as file:
+        given = replace(small, clients=[file], test=file)
+    assert torch.equal(given.data.rows(0, np.arange(len(y)))[1], y)
 
 
 def test_arrays_that_nobody_may_write_are_read_without_a_warning(small, recwarn):

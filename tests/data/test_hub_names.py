@@ -147,6 +147,28 @@ def test_a_row_without_an_owner_is_refused(here, library):
         load("hf:shapes,group=writer")
 
 
+def test_spaces_at_the_ends_of_words_make_no_owner_and_no_class(here, library):
+    words = ["w0", "w0 ", " w1", "w1", "w2"]
+    saved(library, "shapes", writer=lambda i: words[i % 5])
+    data = load("hf:shapes,label=kind,group=writer")
+    assert np.array_equal(data.groups, np.array([0, 0, 1, 1, 2])[np.arange(45) % 5])
+    assert np.array_equal(load("hf:shapes,label=writer").train_labels, data.groups)
+    saved(library, "blank", writer=lambda i: " " if i % 9 == 4 else f"w{i % 5}")
+    with pytest.raises(fk.DataError, match="column writer of blank names no owner in 7 of 60 rows"):
+        load("hf:blank,group=writer")
+
+
+@pytest.mark.parametrize("missing", [None, ""])
+def test_rows_without_a_label_are_refused_in_one_line(here, library, missing):
+    saved(library, "shapes", writer=lambda i: missing if i % 9 == 4 else f"w{i % 5}")
+    with pytest.raises(fk.DataError, match="column writer of shapes has no label in 7 of 60 rows"):
+        load("hf:shapes,label=writer")
+    rows = library.load_from_disk("shapes")
+    rows.map(lambda row, i: {"kind": None if i == 4 else row["kind"]}, with_indices=True).save_to_disk("kinds")
+    with pytest.raises(fk.DataError, match="column kind has samples without a class"):
+        load("hf:kinds")
+
+
 def test_no_picture_of_a_repository_starts_a_program(here, library, monkeypatch):
     image = pytest.importorskip("PIL.Image")
     script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
@@ -159,6 +181,12 @@ def test_no_picture_of_a_repository_starts_a_program(here, library, monkeypatch)
         load("hf:scripts")
     assert not started
     assert image.open(io.BytesIO(script)).format == "EPS", "Pillow is as it was"
+
+
+def test_pictures_of_16_bits_are_refused(here, library):
+    saved(library, "deep", pictures=PICTURES.astype(np.uint16) * 257)
+    with pytest.raises(fk.DataError, match="a picture has more than 8 bits for each pixel"):
+        load("hf:deep")
 
 
 def test_a_set_without_a_test_split_sets_a_fifth_aside(here, library):

@@ -1,6 +1,7 @@
 """A site's own files: tables whose columns are found by name, and images in a folder for each class."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -119,6 +120,23 @@ def test_files_that_would_not_be_read_are_refused(tmp_path, name):
     assert name.partition("/")[0] in refused.value.message
 
 
+@pytest.mark.parametrize("name", ["0/two.bmp", "1/two.TIFF", "0/more/two.png", "two.png", "old/0/two.png", "1/t.csv"])
+def test_images_that_would_not_be_read_are_refused(tmp_path, name):
+    image, form = pytest.importorskip("PIL.Image"), (torch.zeros(1, 1, 2, 2), torch.zeros(1).long())
+    for one in ("0/one.png", "1/one.png"):
+        (tmp_path / one).parent.mkdir()
+        image.fromarray(np.zeros((2, 2), np.uint8)).save(tmp_path / one)
+    for hidden in ("0/._two.bmp", ".old/0/two.png", "0/notes.txt"):
+        (tmp_path / hidden).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / hidden).touch()
+    assert len(read_site_files(tmp_path, [], "label", form)[0]) == 2
+    (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+    (tmp_path / name).touch()
+    with pytest.raises(DataError, match="would not be read: ") as refused:
+        read_site_files(tmp_path, [], "label", form)
+    assert str(Path(name)) in refused.value.message
+
+
 def test_files_that_other_programs_hide_are_not_read(tmp_path):
     folder, form = write(tmp_path / "a", "x,label\n1,0\n"), (torch.zeros(1, 1), torch.zeros(1).long())
     for name in ("._t.csv", ".~lock.t.csv", "~t.csv", ".cache/t.csv", "notes.txt", "old/notes.txt"):
@@ -148,3 +166,6 @@ def test_images_lie_in_a_folder_for_each_class(tmp_path):
     assert labels.tolist() == [0, 2]
     assert inputs.shape == (2, 1, 2, 2)
     assert inputs.amax((1, 2, 3)).tolist() == [0.0, 1.0]
+    image.fromarray(np.full((4, 4), 4000, np.uint16)).save(tmp_path / "0" / "deep.png")
+    with pytest.raises(DataError, match=r"deep\.png has more than 8 bits for each pixel"):
+        read_site_files(tmp_path, [], "label", (torch.zeros(1, 1, 2, 2), torch.zeros(1).long()))

@@ -38,6 +38,31 @@ def test_a_pool_is_divided_as_a_data_set_is(pool):
     assert all(torch.equal(a[1], b[1]) for a, b in zip(fixed.clients, problem.clients, strict=True))
 
 
+def test_data_that_change_afterwards_change_no_experiment(pool):
+    """Another seed is made of the data as they were given."""
+    train, test = pool
+    given = {"train": [train, train], "test": list(test), "name": "mine"}
+    made = fk.Experiment(data=given, model="logistic", **SETTINGS)
+    expected = made.with_(seed=1)
+    saved, identity = expected.save(), expected.undivided
+    given["train"].pop()
+    given["test"][1] = given["test"][1][:1]
+    del given["name"]
+    again = made.with_(seed=1)
+    assert (again.save(), again.undivided, again.plan.source.title) == (saved, identity, "mine")
+
+
+def test_classes_that_are_written_as_fractions_are_told(pool, caplog):
+    """1.0 may be a class or an amount: the loss is the squared error, and a line says so."""
+    (x, y), _ = pool
+    for target, told in ((y.float(), 1), (y + 0.5, 0), (torch.arange(60.0), 0), (y, 0)):
+        caplog.clear()
+        fk.run(
+            fk.Experiment(data=(x, target), model="logistic", partition="iid:clients=2", **SETTINGS), engine="serial"
+        )
+        assert caplog.text.count("if they are classes, make them whole") == told
+
+
 class Writing:
     """A partition that uses the labels as its notebook."""
 

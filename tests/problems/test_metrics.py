@@ -391,10 +391,49 @@ def test_labels_without_an_output_on_which_the_loss_trains_are_no_classes(caplog
     assert "no scores of classes" not in caplog.text
 
 
+def look_up_steps(output, target, inverted=0.0):
+    """The same of a table, which has no row for the label 4. Where `inverted`, output k says "not above"."""
+    steps = (torch.tril(torch.ones(4, 3), -1) - inverted).abs()[target]
+    losses = F.binary_cross_entropy_with_logits(output, steps.to(output), torch.tensor([3.0, 2.0, 1.0]))
+    return losses + 0.01 * output.square().mean()
+
+
+def count_visits(output, target):
+    """Counts of which two outputs say the mean and the spread; nobody has the count 2."""
+    return F.gaussian_nll_loss(output[:, 0], target.double(), output[:, 1].exp(), reduction="none")
+
+
+BEYOND = [
+    ("steps", count_steps, 3, [0, 1, 2, 3], 3),
+    ("steps in a table", look_up_steps, 3, [0, 1, 2, 3], 3),
+    ("inverted steps", functools.partial(look_up_steps, inverted=1.0), 3, [0, 1, 2, 3], 3),
+    ("counts", count_visits, 2, [0, 1, 9, 5], 5),
+]
+
+
+@for_each("why, loss, outputs, labels, beyond", BEYOND)
+def test_outputs_that_a_loss_does_not_raise_for_their_own_class_are_no_scores(why, loss, outputs, labels, beyond):
+    torch.manual_seed(0)
+    data = torch.randn(4, 6), torch.tensor(labels)
+    task = Task(replace(small_problem(), model=nn.Linear(6, outputs), loss=loss, clients=[data], test=data, head=None))
+    assert task.label_beyond == beyond
+
+
 def mask_third(output, target, added=0.0):
     """The label 3 is ignored beside 3 outputs."""
     counts = target != 3
     return F.cross_entropy(output[counts], target[counts], reduction="sum") / counts.sum().clamp(min=1) + added
+
+
+def spread_third(output, target):
+    """The label 3 is none of 3 classes: no output of it is to be high."""
+    return F.binary_cross_entropy_with_logits(output, F.one_hot(target, 4)[:, :3].to(output))
+
+
+def weigh_third(output, target):
+    """Classes 0 and 3 have no weight, and outputs are to be small."""
+    losses = F.cross_entropy(output, target.clamp(max=2), reduction="none")
+    return losses * torch.tensor([0.0, 1.0, 1.0, 0.0])[target] + 0.01 * output.square().mean()
 
 
 IGNORING = [
@@ -404,6 +443,10 @@ IGNORING = [
     ("of each sample", lambda output, target: F.cross_entropy(output, target, ignore_index=3, reduction="none"), 3),
     ("0 / 0", lambda output, target: F.cross_entropy(output, target, ignore_index=3), 3),
     ("0", mask_third, 3),
+    ("beside a number", functools.partial(mask_third, added=0.5), 3),
+    ("beside a penalty", lambda o, t: mask_third(o, t) + 0.01 * o.pow(2).mean(), 3),
+    ("as another class", weigh_third, 3),
+    ("of none of the classes", spread_third, 3),
     ("padding", lambda output, target: F.cross_entropy(output, target, label_smoothing=0.1), -100),
     (
         "of no class",

@@ -1,6 +1,7 @@
 """The digest of a problem: another one for whatever changes results, at a cost that does not grow with the data."""
 
 import json
+from collections import OrderedDict
 from dataclasses import replace
 from functools import partial
 
@@ -29,6 +30,21 @@ def test_a_list_that_changes_afterwards_changes_no_problem():
     tests.pop()
     assert problem.digest() == before
     assert problem.data.sizes.tolist() == problem.tests_of_clients.sizes.tolist() == [7, 12, 5, 1, 9, 16]
+
+
+def test_dicts_and_lists_inside_that_change_afterwards_change_no_problem():
+    """Parts of a client by name, numbers in lists, and parameters: none of them is the caller's own container."""
+    named, listed, weights = {"x": [[1.0], [2.0]], "y": [0.5, 1.0]}, [[3.0], [4.0]], OrderedDict(w=torch.ones(1))
+    problem = fk.Problem(
+        params=weights,
+        loss=lambda p, b: (b["x"] @ p["w"] - b["y"]) ** 2,
+        clients=[named, {"x": listed, "y": [1.0, 2.0]}],
+    )
+    before = problem.digest()
+    named["more"], weights["more"], listed[0][0] = [1, 2], torch.ones(1), 9.0
+    named["y"].append(3.0)
+    assert problem.digest() == before
+    assert [*problem.params] == ["w"]
 
 
 def touched(data):

@@ -37,6 +37,16 @@ WHOLE = "give one part for each client: clients=[…]"
 BATCHES = "give the data set itself, or a Subset of it: the experiment draws the batches"
 
 
+def copy_containers(given: Any) -> Any:
+    """The same data in lists and dicts of their own: the caller may change theirs. Tensors and arrays stay."""
+    if isinstance(given, dict):
+        return {name: copy_containers(one) for name, one in given.items()}
+    if type(given) not in (list, tuple):
+        return given
+    deeper = not {dict, list, tuple}.isdisjoint(map(type, given))  # numbers in a list are many
+    return type(given)(map(copy_containers, given) if deeper else given)
+
+
 @dataclass(frozen=True)
 class Forms:
     """The data of a problem, each part as tensors or as an object that knows its rows."""
@@ -109,7 +119,7 @@ def read_data(given: Any, whose: str, label: Label | None) -> Any:
     elif is_map_style(given):
         given = collate([given[i] for i in range(len(given))], whose)
     if isinstance(given, Mapping):
-        return name_target(given, label, whose)
+        return name_target(given if isinstance(given, dict) else dict(given), label, whose)  # a file may be closed
     if isinstance(given, Tensor | np.ndarray | tuple | list):
         return given
     extra = "; one that can only be walked through is given as list(…)" if isinstance(given, IterableDataset) else ""
@@ -191,6 +201,10 @@ def plain(sample: Any, whose: str) -> Any:
         parts = [plain(part, whose) for part in sample]
         return parts if type(sample) is list else tuple(parts)
     refuse_masked(sample, whose)
+    if getattr(sample, "mode", None) == "P":
+        raise DataError(
+            f"a picture of {whose} has a palette: its pixels are numbers of colours.", 'image.convert("RGB"), or "L"'
+        )
     return np.array(sample) if hasattr(sample, "__array_interface__") else sample  # a picture's own array is read-only
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.data.clients import TARGETS
+from fedkeel.data.csv_files import SEMICOLONS, has_semicolons, read_csv
 from fedkeel.errors import DataError, nearest
 from fedkeel.text import in_one_line
 
@@ -26,7 +27,6 @@ TEST = "test"
 WHOLE = re.compile(r"([+-]?\d+)\.0+")
 INDEX = "Unnamed: 0"
 """What pandas calls a first column without a name."""
-SEMICOLONS = "semicolons divide its cells: write it with commas, and numbers with points"
 
 
 def is_frame(given: Any) -> bool:
@@ -64,7 +64,7 @@ def refuse_others(folder: Path) -> None:
 
 def is_unread(path: Path) -> bool:
     """Whether a file of this path is likely to be a table that is not read; a folder may be a Parquet file, too."""
-    if any(is_hidden(one) for one in (path, *path.parents[:-1])):
+    if lies_hidden(path):
         return False
     deep = len(path.parts) > 2 and Path(*path.parts[:2]).suffix.lower() != ".parquet"
     return path.suffix.lower() in ((*OTHERS, *SUFFIXES) if deep else OTHERS)
@@ -73,6 +73,11 @@ def is_unread(path: Path) -> bool:
 def is_hidden(path: Path) -> bool:
     """Whether a program left a file or a folder for itself, as macOS and editors do."""
     return path.name[0] in ".~"
+
+
+def lies_hidden(path: Path) -> bool:
+    """Whether a file, or a folder of its path, is hidden; the path does not begin at the root."""
+    return any(is_hidden(one) for one in (path, *path.parents[:-1]))
 
 
 def is_table(path: Path) -> bool:
@@ -108,20 +113,7 @@ def read_files(files: Sequence[Path], words: str | None = None) -> Any:
     """Read files one behind the other; the column of `words`, if any, as CSV files write it: 007 and not 7."""
     import pandas
 
-    types = None if words is None else {words: str}
-
-    def read(file: Path) -> Any:
-        if file.suffix.lower() != ".csv":
-            return pandas.read_parquet(file)
-        frame = pandas.read_csv(file, dtype=types, keep_default_na=words is None)
-        if frame.shape[1] > 1 and len(frame) and not isinstance(frame.index, pandas.RangeIndex):  # first cells as names
-            raise DataError(
-                f"the rows of {file} have more cells than its first line has names.",
-                "name every column, and leave out row names and commas at the end of lines",
-            )
-        return frame
-
-    frames = [read(file) for file in files]
+    frames = [read_csv(one, words) if one.suffix.lower() == ".csv" else pandas.read_parquet(one) for one in files]
     return frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True)
 
 
@@ -136,7 +128,7 @@ class Table:
     def labels(self, label: Label | None) -> list[str]:
         """The columns that are predicted: those named, or the one that is called as targets are."""
         known = list(map(str, self.frame.columns))
-        semicolons = SEMICOLONS if len(known) == 1 and ";" in known[0] else None
+        semicolons = SEMICOLONS if has_semicolons(known) else None
         if label is None:
             found = [name for name in TARGETS if name in known][:1]
             if not found:
@@ -211,11 +203,16 @@ class Table:
 
     def refuse_empty(self, name: str) -> None:
         """Refuse a column with empty cells, and name words such as NA that count as empty."""
-        empty = self.column(name).isna().to_numpy()
+        column = self.column(name)
+        empty = column.isna().to_numpy()
+        if not is_numeric(column):
+            empty = empty | np.array([isinstance(cell, str) and not cell.strip() for cell in column], bool)
         if not empty.any():
             return
         cells = read_files(self.files, name) if self.files else self.frame
-        said = sorted({cell for cell in Table(cells, self.whose).column(name)[empty] if isinstance(cell, str) and cell})
+        said = sorted(
+            {cell for cell in Table(cells, self.whose).column(name)[empty] if isinstance(cell, str) and cell.strip()}
+        )
         raise DataError(
             f"column {name} of {self.whose} is empty in {int(empty.sum())} of {len(empty)} rows"
             + (f", as {' and '.join(said)} counts." if said else "."),
@@ -261,8 +258,8 @@ def find_targets(tables: Sequence[Table], label: Label | None) -> Targets:
 
 
 def spell(label: Any) -> str:
-    """A label as a word; a whole number is written without a point, also where it was read as a word."""
-    whole = WHOLE.fullmatch(word := str(label))
+    """A label as a word without spaces at its ends; a whole number has no point, also where it was read as a word."""
+    whole = WHOLE.fullmatch(word := str(label).strip())
     return whole[1] if whole else word
 
 

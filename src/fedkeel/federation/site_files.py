@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.data.storage.pictures import decode_image
-from fedkeel.data.tables import SUFFIXES, is_hidden, refuse_others
+from fedkeel.data.tables import SUFFIXES, is_hidden, lies_hidden, refuse_others
 from fedkeel.errors import DataError, nearest
 from fedkeel.text import first_line, plural
 
 IMAGES = (".png", ".jpg", ".jpeg")
+OTHER_IMAGES = (".bmp", ".dcm", ".gif", ".tif", ".tiff", ".webp")
 LABEL = "label"
 FILES = "put CSV or Parquet files there, or images in a folder for each class: 0/one.png, 1/two.png"
 EXACT = (1 << 53) - 1  # up to here a float64, as which cells are read, holds every whole number
@@ -85,6 +86,7 @@ def read_site_files(folder: Path, columns: Sequence[str], label: str, like: Samp
     if files and classes:
         raise DataError(f"{folder} holds tables and classes of images.", "keep one kind, or set data-dir to a table")
     if classes:
+        refuse_unread(folder, classes)
         return read_images(classes, like)
     named = read_columns(columns, label)
     check_count(named, like)
@@ -102,6 +104,16 @@ def refuse_folders(folder: Path, others: Sequence[Path]) -> None:
     kinds = (*SUFFIXES, *IMAGES)
     if names := [one.name for one in others if any(path.suffix.lower() in kinds for path in list_visible(one))]:
         raise DataError(f"{folder} holds folders that would not be read: {', '.join(names)}.", FILES)
+
+
+def refuse_unread(folder: Path, classes: Sequence[Path]) -> None:
+    """Refuse images of other kinds and tables beside images, and images elsewhere than in the folder of a class."""
+    found = [path for path in folder.rglob("*") if path.suffix.lower() in (*IMAGES, *OTHER_IMAGES, *SUFFIXES)]
+    found = [path for path in found if path.parent not in classes or path.suffix.lower() not in IMAGES]
+    inside = sorted(path.relative_to(folder) for path in found if path.is_file())
+    if names := [str(path) for path in inside if not lies_hidden(path)]:
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        raise DataError(f"{folder} holds files that would not be read: {', '.join(names[:5])}{more}.", FILES)
 
 
 # ---- tables --------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedkeel.data.clients import DividedList, names_of, take_rows, to_tensors
-from fedkeel.data.forms import read_forms
+from fedkeel.data.forms import copy_containers, read_forms
 from fedkeel.data.partition.iid import Iid, QuantitySkew
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.partition import divide as divide_labels
@@ -23,6 +23,7 @@ from fedkeel.randomness import key
 
 PARTS = ("train", "test", "label", "name")
 MODEL = 'model="logistic", or a torch.nn.Module'
+FEW = 20  # classes in tables are seldom more
 IGNORED = -100  # a label that cross-entropy leaves out
 
 
@@ -31,6 +32,9 @@ class OwnData:
     """Data as they were given; equal to themselves alone, since tensors are not compared as values are."""
 
     given: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "given", copy_containers(self.given))
 
 
 def make_problem(data: Any, model: Any, partition: Partitioner | None, partition_seed: int, seed: int) -> Problem:
@@ -101,6 +105,14 @@ def choose_loss(targets: list[Tensor], named: bool) -> Any:
     if sets and (named or fractions or any(one.dtype == torch.bool for one in targets)):
         return functional.binary_cross_entropy_with_logits
     return functional.mse_loss if fractions else functional.cross_entropy
+
+
+def are_classes_in_fractions(problem: Problem) -> bool:
+    """Whether the targets of a squared error are few numbers, and all are whole, as where classes are written 1.0."""
+    if problem.loss is not functional.mse_loss or not isinstance(problem.clients, list):
+        return False
+    values = torch.cat([one.flatten().unique() for one in read_targets(problem.clients, problem.test)]).unique()
+    return len(values) <= FEW and bool((values == values.round()).all())
 
 
 def fit_target(data: Any, loss: Any, named: bool, whose: str) -> Any:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedkeel.data.clients import ClientData, NamedRows, Sample, TensorClients, check_names, names_of, to_tensors
-from fedkeel.data.forms import read_forms
+from fedkeel.data.forms import copy_containers, read_forms
 from fedkeel.data.tables import Label
 from fedkeel.errors import ExperimentError, explain_typos
 from fedkeel.problems.given_network import list_classes, read_network
@@ -79,8 +79,8 @@ class Problem:
             raise ExperimentError("the params of a problem are empty.", 'Problem(params={"w": tensor}, …)')
         object.__setattr__(self, "model", read_network(self.model))
         forms = read_forms(self.clients, self.test, self.tests, self.proxy, self.label)
-        for part, data in vars(forms).items():
-            object.__setattr__(self, part, list(data) if type(data) is list else data)  # the caller may change theirs
+        for part, data in (vars(forms) | {"params": self.params, "head": self.head}).items():
+            object.__setattr__(self, part, copy_containers(data))
         object.__setattr__(self, "label", None)  # `dataclasses.replace` would look for it in data that are read already
         if not isinstance(self.clients, Sequence) and not (
             hasattr(self.clients, "rows") and isinstance(getattr(self.clients, "sizes", None), np.ndarray)

@@ -7,12 +7,14 @@ from fedkeel.data.clients import describe_clients, to_tensors
 from fedkeel.errors import RequestError
 from fedkeel.importing import Trust
 from fedkeel.models.external import check_name
+from fedkeel.problems.divided import are_classes_in_fractions
 from fedkeel.problems.metrics import NamedMetric
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import Task
 from fedkeel.rules import OwnHeavyBall
 from fedkeel.rules.layers import matcher
 from fedkeel.rules.sharing import private
+from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.participation import share_of
 from fedkeel.runs.plan import Plan
 
@@ -51,6 +53,17 @@ def describe_label_beyond(task: Task) -> str | None:
         f"the loss trains on the label {task.label_beyond}, of which the network has no output: outputs are no scores "
         "of classes, so accuracy and metrics by name are left out, and the run is judged by the loss; "
         'metrics={"accuracy": function} measures your own'
+    )
+
+
+def describe_whole_fractions(experiment: Experiment) -> str | None:
+    """Say that data were given a squared error though their targets may be classes; None where they are not."""
+    source = experiment.plan.source
+    if experiment.data is None or not isinstance(source, Problem) or not are_classes_in_fractions(source):
+        return None
+    return (
+        "the targets are fractions, though all of them are whole numbers, so the loss is the squared error, without "
+        'accuracy; if they are classes, make them whole: y.long(), frame.astype({"label": int})'
     )
 
 

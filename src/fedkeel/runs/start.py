@@ -53,6 +53,7 @@ from fedkeel.runs.notes import (
     describe_unjudged,
     describe_unsaid_model,
     describe_unsent,
+    describe_whole_fractions,
 )
 from fedkeel.runs.observers import Observer, as_list, find_observers
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
@@ -224,7 +225,7 @@ def prepare(
     method = method_of(plan, task)
     notes = describe_kept_buffers(plan, task), describe_unjudged(plan), describe_other_share(plan)
     of_task = describe_label_beyond(task), describe_unsent(method, task), describe_other_loss(method, task)
-    for told in filter(None, (*notes, *of_task)):
+    for told in filter(None, (describe_whole_fractions(experiment), *notes, *of_task)):
         log.warning("%s", told)
     followers = find_observers(on.track), on.callbacks
     loop = Loop(experiment, task, method, folder, on.keep_params, on.checkpoint_seconds, *followers)

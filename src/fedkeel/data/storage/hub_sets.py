@@ -16,6 +16,7 @@ from fedkeel.data.clients import TARGETS
 from fedkeel.data.dataset import HUB, Dataset, DatasetCard, Hub
 from fedkeel.data.storage.download import BATCH, explain_errors, load_repository
 from fedkeel.data.storage.folder import Draft, damaged, is_complete, open_folder
+from fedkeel.data.storage.pictures import refuse_deep
 from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError, require_known
 from fedkeel.randomness import key, permutation
@@ -27,6 +28,7 @@ PRESET = {
     "participation": 0.5, "epochs": 2, "batch_size": 32, "lr": 0.05, "augment": "none",
 }  # fmt: skip
 """Plain settings, tuned for nothing."""
+LEAVE_OUT = "leave them out: load it with datasets, .filter() it, save_to_disk(FOLDER), and name hf:FOLDER"
 READ = ("classes", "shape", "train", "test", "mean", "std", "natural")
 
 
@@ -117,7 +119,7 @@ def fetch(draft: Draft) -> None:
     image, label = find_image(first, asked), find_label(first, asked)
     owners, names = ({}, []) if asked.group is None else number_owners(splits, asked.group, asked.repository)
     classes = first.features[label].names if hasattr(first.features[label], "names") else None
-    words = None if classes else sorted({v for rows in splits.values() for v in rows[label]})
+    words = None if classes else list_words(splits, label, asked.repository)
     seen, sums = hashlib.sha256(), np.zeros((2, 3))
     with explain_errors(draft, "train"):
         shape = picture(first[0][image], asked.size, None).shape
@@ -133,7 +135,7 @@ def fetch(draft: Draft) -> None:
         draft.save(f"{split}_labels", labels)
         seen.update(labels.tobytes())
         if asked.group is not None:
-            groups = np.array([owners[str(owner)] for owner in rows[asked.group]], np.int64)
+            groups = np.array([owners[str(trim(owner))] for owner in rows[asked.group]], np.int64)
             draft.save(f"{split}_groups", groups)
             seen.update(groups.tobytes())
     if asked.group is not None:
@@ -153,17 +155,36 @@ def fetch(draft: Draft) -> None:
 def number_owners(splits: Mapping[str, Any], column: str, repository: str) -> tuple[dict[str, int], list[str]]:
     """Each owner's place, and the names in this order: numbers and classes as they follow, words by the alphabet."""
     require_known(column, splits["train"].column_names, f"{repository} has no column", "columns", DataError)
-    given = [owner for rows in splits.values() for owner in rows[column]]
+    given = [trim(owner) for rows in splits.values() for owner in rows[column]]
     classes = getattr(splits["train"].features[column], "names", None)
-    if missing := sum(owner is None or owner != owner or (bool(classes) and owner < 0) for owner in given):
-        raise DataError(
-            f"column {column} of {repository} names no owner in {missing} of {len(given)} rows.",
-            "leave them out: load it with datasets, .filter() it, save_to_disk(FOLDER), and name hf:FOLDER",
-        )
+    if missing := sum(is_missing(owner) or (bool(classes) and owner < 0) for owner in given):
+        raise DataError(f"column {column} of {repository} names no owner in {missing} of {len(given)} rows.", LEAVE_OUT)
     found = {str(owner): owner for owner in given}
     numbers = all(isinstance(owner, int | float) for owner in found.values())
     words = sorted(found, key=found.__getitem__ if numbers else None)
     return {word: place for place, word in enumerate(words)}, [classes[int(one)] for one in words] if classes else words
+
+
+def list_words(splits: Mapping[str, Any], column: str, repository: str) -> list[Any]:
+    """The labels of a column without classes, each once and in order."""
+    given = [trim(label) for rows in splits.values() for label in rows[column]]
+    if missing := sum(map(is_missing, given)):
+        line = f"column {column} of {repository} has no label in {missing} of {len(given)} rows."
+        raise DataError(line, f"choose splits whose labels are published, or {LEAVE_OUT}")
+    try:
+        return sorted({*given})
+    except TypeError:
+        line = f"column {column} of {repository} holds no labels: one word or number for each picture."
+        raise DataError(line, "name another: label=COLUMN") from None
+
+
+def trim(value: Any) -> Any:
+    """A word without spaces at its ends; anything else as it is."""
+    return value.strip() if isinstance(value, str) else value
+
+
+def is_missing(value: Any) -> bool:
+    return value is None or value == "" or bool(value != value)
 
 
 def choose_splits(found: Any, asked: HubName) -> dict[str, Any]:
@@ -205,6 +226,7 @@ def choose_column(rows: Any, repository: str, named: str | None, found: Sequence
 
 def picture(image: Any, size: int | None, shape: tuple[int, ...] | None) -> NDArray[np.uint8]:
     """A picture as an array, grey or of three colours as the first is; brought to a size where one is asked for."""
+    refuse_deep(image, "a picture")
     grey = image.mode in ("L", "1") if shape is None else len(shape) == 2
     image = image.convert("L" if grey else "RGB")
     array = np.asarray(image if size is None else image.resize((size, size), 3))
@@ -216,10 +238,10 @@ def picture(image: Any, size: int | None, shape: tuple[int, ...] | None) -> NDAr
 def number(labels: Sequence[Any], words: Sequence[Any] | None, label: str) -> NDArray[np.int64]:
     """Labels as classes: those of the set, or the place of a word or number among all of them."""
     if words is None:
-        found = np.array(labels, np.int64)
+        found = np.array([-1 if one is None else one for one in labels], np.int64)
     else:
         places = {word: place for place, word in enumerate(words)}
-        found = np.array([places[one] for one in labels], np.int64)
+        found = np.array([places[trim(one)] for one in labels], np.int64)
     if len(found) and found.min() < 0:
         raise DataError(f"column {label} has samples without a class.", "choose a split whose labels are published")
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +40,17 @@ def decode_image(name: str, content: bytes, shape: tuple[int, ...], resize: bool
         with file:
             if file.width * file.height > PIXELS:
                 raise DataError(f"{name} states {file.width}×{file.height} pixels: it was not unpacked")
+            refuse_deep(file, name)
             image = file.convert("L" if channels == 1 else "RGB")
         return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC) if resize else image)
+
+
+def refuse_deep(image: Any, name: str) -> None:
+    """Refuse a picture of more than 8 bits for each pixel: Pillow would cut all above 255 off, so that it is white."""
+    if image.mode.startswith(("I", "F")):
+        raise DataError(
+            f"{name} has more than 8 bits for each pixel ({image.mode}).", "bring its pixels to 0 … 255, as uint8"
+        )
 
 
 @contextmanager
