@@ -1,12 +1,16 @@
-"""A mistyped argument in Python gets the hint that a mistyped key on the command line gets."""
+"""What is mistyped, or of another kind, in Python gets the hint that a mistyped key on the command line gets."""
 
 import dataclasses
 import inspect
+import re
+from pathlib import Path
 
 import pytest
+import torch
+from for_each import for_each
 
 import fedkeel as fk
-from fedkeel.errors import FedkeelError
+from fedkeel.errors import FedkeelError, RequestError
 
 MISTYPED = {
     "dataset": lambda: fk.Experiment(datset="digits"),
@@ -31,6 +35,46 @@ def test_a_mistyped_argument_is_told_the_nearest_one():
         with pytest.raises(FedkeelError, match=r"has no (argument|hyper-parameter)") as caught:
             call()
         assert caught.value.hint == f"did you mean {meant!r}?", meant
+
+
+class Net(torch.nn.Linear):
+    """A network of one's own."""
+
+
+OBJECT = r"hint: an object is meant, not its class: {}\(…\)$"
+WRONG = {
+    "is read from a table, not from 3": lambda: fk.Experiment.load(3),
+    "is read from a table, not from None": lambda: fk.Experiment.load(None),
+    "is read from a table, not from 'a.toml'.*tomllib": lambda: fk.Experiment.load("a.toml"),
+    "trust is True or False, not 'no'": lambda: fk.Experiment.load({"dataset": "digits"}, trust="no"),
+    "is the path of a folder, not NoneType": lambda: fk.load_run(None),
+    "is the path of a folder, not list": lambda: fk.load_run(["runs/a"]),
+    "holds no zero character": lambda: fk.load_run("a\0b"),
+    "^cannot read aaaa": lambda: fk.load_run("a" * 3000),
+    "nowhere is not a run": lambda: fk.load_run("nowhere"),
+    f"{Path(__file__).name} is not a run": lambda: fk.load_run(__file__),
+    "tests is not a run": lambda: fk.load_run(Path(__file__).parent),
+    "fk.load_run: missing a required argument: 'path'": lambda: fk.load_run(),
+    "fk.compare: too many positional arguments": lambda: fk.compare([], []),
+    "rule Sam: missing a required argument: 'rho'": lambda: fk.Sam(),
+    "method fedsam: too many positional arguments": lambda: fk.METHODS["fedsam"](1, 2),
+    "model must be a text, or a Module: 3": lambda: fk.Experiment(dataset="digits", model=3),
+    "model must be .*" + OBJECT.format("Net"): lambda: fk.Experiment(dataset="digits", model=Net),
+    "schedule must be .*" + OBJECT.format("CosineRate"): lambda: fk.Experiment(schedule=fk.CosineRate),
+    "optimizer must be .*hint: for example": lambda: fk.Experiment(dataset="digits", optimizer=torch.optim.SGD),
+    "gradient of a phase .*" + OBJECT.format("Sam"): lambda: fk.method("a", gradient=fk.Sam, weights=fk.BySize()),
+    "not the class Iid.*" + OBJECT.format("Iid"): lambda: fk.Experiment(dataset="digits", partition=fk.Iid),
+    "base of LongTail must be .*" + OBJECT.format("Iid"): lambda: fk.LongTail(base=fk.Iid, imbalance=10),
+}
+
+
+@for_each("line", WRONG)
+def test_a_value_of_another_kind_is_refused_in_a_line_with_a_hint(line):
+    with pytest.raises(RequestError) as refused:
+        WRONG[line]()
+    assert re.search(line, " ".join(str(refused.value).split()))
+    assert "\n" not in refused.value.message
+    assert refused.value.hint
 
 
 def test_what_is_explained_keeps_its_signature_and_its_place_in_the_language():

@@ -20,7 +20,7 @@ import functools
 import inspect
 import sysconfig
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -134,9 +134,9 @@ def refuse_folder(file: Path, example: str) -> None:
 def require_known(
     word: str, known: Collection[str], fault: str, what: str, error: type[FedkeelError] = RequestError
 ) -> str:
-    """Return a word that is known; refuse another with the fault, the word and the known one nearest to it."""
-    if word not in known:
-        raise error(f"{fault}: {word}", nearest(word, known, what))
+    """Return a word that is known; refuse another, or what is no word, with the fault and the nearest known one."""
+    if not isinstance(word, str) or word not in known:
+        raise error(f"{fault}: {word}", nearest(str(word), known, what))
     return word
 
 
@@ -148,20 +148,28 @@ def nearest(word: str, known: Iterable[str], what: str) -> str:
     return f"did you mean {bare[close[0]]!r}?" if close else f"known {what}: {', '.join(choices)}"
 
 
+def ask_for_object(kind: type) -> str:
+    """Hint at what is meant where a class was given."""
+    return f"an object is meant, not its class: {kind.__name__}(…)"
+
+
 Called = TypeVar("Called", bound=Callable[..., Any])
 
 
 def explain_typos(what: str, error: type[FedkeelError] = RequestError) -> Callable[[Called], Called]:
-    """Let a function or a class refuse an argument that it does not have with the nearest one that it has."""
+    """Let a function or a class refuse an argument that it does not have with the nearest one that it has, and too few
+    or too many with all of them."""
 
     def explained(called: Called) -> Called:
         inner: Any = called.__init__ if isinstance(called, type) else called  # type: ignore[misc]
-        known = [name for name in inspect.signature(inner).parameters if name != "self"]
+        signature = inspect.signature(inner)
+        known = [name for name in signature.parameters if name != "self"]
 
         @functools.wraps(inner)
         def checked(*given: Any, **named: Any) -> Any:
             for word in named.keys() - known:
                 raise error(f"{what} has no argument: {word}", nearest(word, known, "arguments"))
+            bind(signature, given, named, what, error)
             return inner(*given, **named)
 
         if isinstance(called, type):
@@ -170,3 +178,14 @@ def explain_typos(what: str, error: type[FedkeelError] = RequestError) -> Callab
         return checked  # type: ignore[return-value]
 
     return explained
+
+
+def bind(
+    signature: inspect.Signature, given: Sequence[Any], named: Mapping[str, Any], what: str, error: type[FedkeelError]
+) -> inspect.BoundArguments:
+    """Lay arguments out as a signature has them; refuse too few or too many in one line."""
+    try:
+        return signature.bind(*given, **named)
+    except TypeError as problem:
+        known = [name for name in signature.parameters if name != "self"]
+        raise error(f"{what}: {problem}", f"its arguments: {', '.join(known) or 'none'}") from None

@@ -2,6 +2,7 @@
 
 import tomllib
 from dataclasses import fields, replace
+from math import nan
 
 import numpy as np
 import pytest
@@ -234,7 +235,12 @@ def test_a_data_set_of_ours_trains_by_name():
     run = fk.run(fk.Experiment(dataset="digits", model="logistic", rounds=20, epochs=1, method="fedavg"))
     assert run.best > 0.5
     assert run.rounds_to(0.5) is not None
-    assert run.rounds_to(1.1) is None
+    assert run.rounds_to(1.0) is None
+    for wrong, line in (("0.5", "a number, not '0.5'"), (None, "a number, not None"), (75, "75"), (nan, "nan")):
+        with pytest.raises(fk.RequestError, match=f"^an accuracy is .*{line}"):
+            run.rounds_to(wrong)
+    with pytest.raises(fk.RequestError, match=r"hint: 75 % is 0\.75"):
+        run.rounds_to(75)
 
 
 # ---- other experiments from one ----

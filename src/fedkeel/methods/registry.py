@@ -12,7 +12,7 @@ from functools import cache, wraps
 from typing import Any, cast
 
 from fedkeel.core.method import Method
-from fedkeel.errors import FedkeelError, MethodError, nearest, require_known
+from fedkeel.errors import FedkeelError, MethodError, bind, nearest, require_known
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.methods import (
     adaptive,
@@ -65,7 +65,7 @@ def with_ranges(family: Any, function: str, name: str) -> Callable[..., Method]:
     @wraps(make)
     def checking_values(*values: Any, **settings: Any) -> Method:
         check_keys(settings, signature.parameters, MethodError, f"method {name}", "hyper-parameter")
-        given = signature.bind(*values, **settings)
+        given = bind(signature, values, settings, f"method {name}", MethodError)
         given.arguments.update(_read(name, make, given.arguments))
         return make(*given.args, **given.kwargs)
 

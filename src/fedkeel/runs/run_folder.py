@@ -14,7 +14,7 @@ import tomli_w
 from filelock import FileLock, Timeout
 
 from fedkeel.core.states import write_text
-from fedkeel.errors import FolderError, RequestError, RunError, explain_os_errors
+from fedkeel.errors import FolderError, RunError, explain_os_errors
 from fedkeel.runs.checkpoint import find_newest, list_checkpoints, list_halves, prune, remove
 from fedkeel.runs.folder import (
     DIVERGED,
@@ -25,6 +25,7 @@ from fedkeel.runs.folder import (
     SUMS,
     TIMING,
     checksum,
+    folder_of,
     line_of,
     read_experiment,
     rounds_in,
@@ -44,9 +45,7 @@ class RunFolder:
 
     @staticmethod
     def of(out: str | os.PathLike[str]) -> RunFolder:
-        if not isinstance(out, str | os.PathLike):
-            raise RequestError(f"out is the path of a folder, not {type(out).__name__}.", 'out="runs/first"')
-        return RunFolder(Path(out))
+        return RunFolder(folder_of(out, "out", 'out="runs/first"'))
 
     @property
     def checkpoints(self) -> Path:
