@@ -27,6 +27,14 @@ MISTYPED = {
     "loss": lambda: fk.Problem(los=1),
     "perturb": lambda: fk.method("a", perturbs=[]),
     "model": lambda: fk.Evaluation(modell="local"),
+    "trust": lambda: fk.Experiment.load({"dataset": "digits"}, truts=True),
+    "epochs": lambda: fk.Phase(epoch=1),
+    "server": lambda: fk.Method("a", (fk.Phase(),), fk.BySize(), sever=()),
+    "warmup": lambda: fk.CosineRate(warmpu=5),
+    "tau": lambda: fk.Calibrated(tua=0.5),
+    "rank": lambda: fk.lora(torch.nn.Linear(2, 2), rnak=1),
+    "base": lambda: fk.METHODS["specgradfilter"](bas="fedsam"),
+    "perturbation": lambda: fk.optim.SAM([], None, perturbations=()),
 }
 
 
@@ -35,6 +43,17 @@ def test_a_mistyped_argument_is_told_the_nearest_one():
         with pytest.raises(FedkeelError, match=r"has no (argument|hyper-parameter)") as caught:
             call()
         assert caught.value.hint == f"did you mean {meant!r}?", meant
+
+
+def test_a_mistyped_name_of_ours_is_told_the_nearest_one():
+    for known, typo in (
+        (fk.METHODS, "fedagv"), (fk.RULES, "HihgPass"), (fk.PARTITIONS, "dirichet"), (fk.MODELS, "resnet20-ng"),
+        (fk.DATASETS, "digit"),
+    ):  # fmt: skip
+        with pytest.raises(KeyError, match=rf"unknown [a-z ]+: {typo}; did you mean"):
+            known[typo]
+        assert typo not in known
+        assert known.get(typo) is None
 
 
 class Net(torch.nn.Linear):

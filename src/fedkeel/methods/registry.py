@@ -29,7 +29,7 @@ from fedkeel.methods import (
 )
 from fedkeel.methods.optimisers import PLUGINS as OPTIMISER_PLUGINS
 from fedkeel.methods.rule_papers import papers_of_parts
-from fedkeel.plugins import find_plugin
+from fedkeel.plugins import Named, find_plugin
 from fedkeel.text import in_one_line
 from fedkeel.typed_values import check_keys, read_values, types_of
 
@@ -49,7 +49,10 @@ def with_named_base(make: Callable[..., Method]) -> Callable[..., Method]:
 
     @wraps(make)
     def taking_names(*values: Any, **settings: Any) -> Method:
-        given = inspect.signature(make).bind(*values, **settings)
+        try:
+            given = inspect.signature(make).bind(*values, **settings)
+        except TypeError:
+            return make(*values, **settings)  # it says what is wrong
         if isinstance(base := given.arguments.get("base"), str):
             given.arguments["base"] = build(base)
         return make(*given.args, **given.kwargs)
@@ -85,11 +88,14 @@ def _defaults(make: Callable[..., Method]) -> dict[str, Any]:
     return {word: one.default for word, one in parameters if one.default is not inspect.Parameter.empty}
 
 
-METHODS: dict[str, Callable[..., Method]] = {
-    (name := public_name(function)): with_ranges(family, function, name)
-    for family in FAMILIES
-    for function in family.__all__
-}
+METHODS: dict[str, Callable[..., Method]] = Named(
+    "methods",
+    {
+        (name := public_name(function)): with_ranges(family, function, name)
+        for family in FAMILIES
+        for function in family.__all__
+    },
+)
 METHODS["specgradfilter"] = with_named_base(METHODS["specgradfilter"])
 
 PLUGINS: dict[str, Callable[..., Method]] = {

@@ -19,19 +19,22 @@ from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.pathological import Pathological
 from fedkeel.errors import ExperimentError, ask_for_object, explain_typos, require_known
 from fedkeel.importing import Trust
-from fedkeel.plugins import find_plugin
+from fedkeel.plugins import Named, find_plugin
 from fedkeel.typed_values import check_table
 from fedkeel.written_values import check_whole, parse_fields
 
-PARTITIONS: dict[str, type[Any]] = {
-    "iid": Iid,
-    "dirichlet": Dirichlet,
-    "pathological": Pathological,
-    "quantity-skew": QuantitySkew,
-    "natural": Natural,
-    "long-tail": LongTail,
-    "feature-shift": FeatureShift,
-}
+PARTITIONS: dict[str, type[Any]] = Named(
+    "partitions",
+    {
+        "iid": Iid,
+        "dirichlet": Dirichlet,
+        "pathological": Pathological,
+        "quantity-skew": QuantitySkew,
+        "natural": Natural,
+        "long-tail": LongTail,
+        "feature-shift": FeatureShift,
+    },
+)
 
 for _name, _kind in PARTITIONS.items():
     explain_typos(f"partition {_name}", ExperimentError)(_kind)
