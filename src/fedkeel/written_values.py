@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tomllib
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import cached_property
 from itertools import takewhile
@@ -87,6 +88,18 @@ def check_whole(instance: Any, error: Refusal, what: str) -> None:
             f"{what} is not a dataclass, so it cannot be saved: {', '.join(hidden)} would be lost.",
             "decorate it: @dataclass(frozen=True), with a field for each value",
         )
+
+
+def hash_of(value: Any) -> int:
+    """Hash a value by what it holds, tables and lists included; what has no hash is known by its class."""
+    if isinstance(value, Mapping):
+        return hash(frozenset((key, hash_of(item)) for key, item in value.items()))
+    if isinstance(value, list | tuple):
+        return hash(tuple(map(hash_of, value)))
+    try:
+        return hash(value)
+    except TypeError:
+        return hash(type(value))
 
 
 def is_computed(kind: type, name: str) -> bool:

@@ -1,7 +1,8 @@
 """What the fields of an experiment mean."""
 
+import copy
 import tomllib
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from math import nan
 
 import numpy as np
@@ -21,6 +22,39 @@ from problems import small_problem
 def experiment(**changes):
     settings = dict(problem=small_problem(), rounds=2, participation=1.0, epochs=1, batch_size=4, lr=0.05)
     return fk.Experiment(**settings | changes)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A partition with a field that has no hash."""
+
+    at: list[int]
+
+    @property
+    def clients(self):
+        return len(self.at) + 1
+
+    def divide(self, labels, key, *, groups=None):
+        return np.split(np.arange(len(labels)), self.at)
+
+
+@for_each(
+    "changes",
+    [
+        {"partition": {"kind": "long-tail", "imbalance": 10, "base": {"kind": "iid", "clients": 4}}},
+        {"participants": [[0, 1], [2]]},
+        {"method": {"gradient": [{"rule": "HighPass", "ratio": 0.1}], "weights": {"rule": "BySize"}}},
+        {"epochs": {"clients": [1, 2, 3]}},
+        {"partition": Cut([100, 500])},
+        {"lr": 1},
+    ],
+)
+def test_equal_experiments_have_equal_hashes(changes):
+    one, other = (fk.Experiment(dataset="digits", rounds=2, **given) for given in (changes, copy.deepcopy(changes)))
+    assert one == other
+    assert {one: "found"}[other] == "found"
+    assert len({one, other, one.with_(seed=1)}) == 2
+    assert hash(fk.Experiment(dataset="digits", lr=1)) == hash(fk.Experiment(dataset="digits", lr=1.0))
 
 
 # ---- as data -------------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from fedkeel.problems.problem import Problem, Recorded, digest_of
 from fedkeel.ranges import Count, NonNegative, Passes, Positive, PositiveShare, Seed, ShareBelowOne, Whole
 from fedkeel.runs.plan import PLAIN, Plan, plan
 from fedkeel.typed_values import check_table, read_values, show_value, types_of
+from fedkeel.written_values import hash_of
 
 log = logging.getLogger("fedkeel")
 
@@ -114,6 +115,10 @@ class Experiment:
         for name, value in plain.items():  # a list or table that is changed afterwards changes no experiment
             object.__setattr__(self, name, copy.deepcopy(value) if isinstance(value, dict | list) else value)
         _ = self.plan  # bad values are refused here, not when they are needed
+
+    def __hash__(self) -> int:
+        """Equal experiments have equal hashes, also where they hold tables and lists."""
+        return hash(tuple(hash_of(getattr(self, field.name)) for field in fields(self)))
 
     @cached_property
     def plan(self) -> Plan:
