@@ -1,16 +1,19 @@
 """What is mistyped, or of another kind, in Python gets the hint that a mistyped key on the command line gets."""
 
 import dataclasses
+import errno
 import inspect
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from for_each import for_each
 
 import fedkeel as fk
-from fedkeel.errors import FedkeelError, RequestError
+from fedkeel.core.states import write_text
+from fedkeel.errors import FedkeelError, RequestError, RunError, explain_os_errors
 
 MISTYPED = {
     "dataset": lambda: fk.Experiment(datset="digits"),
@@ -94,6 +97,19 @@ def test_a_value_of_another_kind_is_refused_in_a_line_with_a_hint(line):
     assert re.search(line, " ".join(str(refused.value).split()))
     assert "\n" not in refused.value.message
     assert refused.value.hint
+
+
+def test_space_is_to_be_freed_only_where_none_is_left(monkeypatch, tmp_path):
+    full, closed = (errno.ENOSPC, errno.EDQUOT), (errno.EACCES, errno.EROFS, errno.EIO, None)
+    for number in (*full, *closed):
+        problem = OSError(number, "refused")
+        with pytest.raises(RunError) as told, explain_os_errors("cannot write", "let it", RunError, full="free space"):
+            raise problem
+        assert told.value.hint == ("free space" if number in full else "let it")
+        monkeypatch.setattr("fedkeel.core.states.os.replace", Mock(side_effect=problem))
+        with pytest.raises(RunError, match="refused") as told:
+            write_text(tmp_path / "a", "b")
+        assert ("free some space" in told.value.hint) is (number in full)
 
 
 def test_what_is_explained_keeps_its_signature_and_its_place_in_the_language():

@@ -109,14 +109,22 @@ def is_in(file: str, folder: Path) -> bool:
     return Path(file).resolve().is_relative_to(folder)
 
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
 @contextlib.contextmanager
-def explain_os_errors(fault: str, hint: str, error: type[FedkeelError] = FolderError) -> Iterator[None]:
-    """Turn an error of the system within the block into one line, the fault and the reason, and a hint."""
+def explain_os_errors(
+    fault: str, hint: str, error: type[FedkeelError] = FolderError, *, full: str | None = None
+) -> Iterator[None]:
+    """Turn an error of the system within the block into one line, the fault and the reason, and a hint; `full` is the
+    hint where no space is left."""
     try:
         yield
     except OSError as problem:
         if problem.errno == errno.EMFILE:
             hint = "let a process open more files: ulimit -n 1024"
+        elif problem.errno in NO_SPACE:
+            hint = full or hint
         raise error(f"{fault}: {problem.strerror}", hint) from problem
 
 

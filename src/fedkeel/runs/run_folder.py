@@ -140,7 +140,8 @@ class RunFolder:
         for old in (self.path / RESULT, self.path / DIVERGED, *list_halves(self.path)):
             remove(old)
         prune(self.checkpoints)
-        with explain_os_errors(f"cannot write into {self.path}", "free some space, or choose another folder"):
+        full, other = "free some space, or choose another folder", "let it be written, or choose another folder"
+        with explain_os_errors(f"cannot write into {self.path}", other, full=full):
             self.checkpoints.mkdir(exist_ok=True)
             self.lines = open(self.path / ROUNDS, "a", encoding="utf-8", newline="\n")
             self.sums = open(self.path / SUMS, "a", encoding="utf-8", newline="\n")
@@ -169,7 +170,8 @@ class RunFolder:
         )
 
     def _append(self, file: IO[str], text: str) -> None:
-        with explain_os_errors(f"cannot write {file.name}", "free some space, then `fedkeel resume`", RunError):
+        full, other = "free some space, then `fedkeel resume`", "let it be written, then `fedkeel resume`"
+        with explain_os_errors(f"cannot write {file.name}", other, RunError, full=full):
             file.write(text)
             file.flush()
 
