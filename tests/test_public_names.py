@@ -38,6 +38,15 @@ def test_every_rule_and_error_is_public():
     assert kinds | set(fk.RULES) <= set(fk.__all__)
 
 
+def test_every_error_says_when_it_is_raised_and_what_to_do():
+    kinds = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
+    for kind in kinds:
+        when, _, then = (vars(kind)["__doc__"] or "").partition("\n\n")
+        assert when, kind
+        assert then.strip(), kind
+        assert f"{kind.__name__} " in errors.__doc__ or f"{kind.__name__}\n" in errors.__doc__, kind
+
+
 def test_type_checkers_see_the_rules_that_there_are():
     """They follow stars, which take what the modules list."""
     assert "from fedkeel.rules import *" in STUB.splitlines()

@@ -9,6 +9,7 @@ FedkeelError
 │   ├── FolderError          a run folder that is foreign, busy, read-only or damaged
 │   └── UntrustedError       a file names code that nobody vouches for
 └── RunError             the run failed while it was running: exit code 1
+    └── OwnCodeError         the user's own code failed
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ MESSAGE, HINT, WORD = 500, 2000, 80
 
 
 class FedkeelError(Exception):
-    """A message in one line and, apart from it, a hint."""
+    """All that fedkeel itself refuses or reports: catch it to catch them all.
+
+    `message` is one line that names the value, `hint` says what to do (None where nobody knows), and `exit_code` is
+    what the command line ends with.
+    """
 
     exit_code = 1
 
@@ -48,39 +53,70 @@ class FedkeelError(Exception):
 
 
 class RequestError(FedkeelError):
+    """What was asked for cannot be done: an argument, a name or a value is wrong.
+
+    Change the request as the hint says; the same one again fails again.
+    """
+
     exit_code = 2
 
 
 class ExperimentError(RequestError):
-    pass
+    """An experiment has a key that there is not, or a value that is out of range or does not fit the others.
+
+    It is raised when the experiment is made, or when it meets its data. Change the key that the message names.
+    """
 
 
 class MethodError(RequestError):
-    pass
+    """A method is unknown, has a hyper-parameter out of range, or rules that do not fit together or fit the problem.
+
+    `fedkeel methods NAME` shows what a method takes; change the rule or hyper-parameter that the message names.
+    """
 
 
 class DataError(RequestError):
-    pass
+    """A data set is unknown, missing, damaged or too small to be divided so, or data of one's own have another form.
+
+    `fedkeel datasets NAME` fetches a set or says where to get it; of your own data, mend what the message names.
+    """
 
 
 class ModelError(RequestError):
-    pass
+    """A network is unknown, cannot be built, or does not take the data.
+
+    `fedkeel models` lists the names; choose another, or another shape of the data.
+    """
 
 
 class FolderError(RequestError):
-    pass
+    """A folder is no run or that of another experiment, or it is busy, damaged, or closed to writing.
+
+    Choose another folder, wait for the process that writes there, or restore the file that the message names.
+    """
 
 
 class UntrustedError(RequestError):
-    pass
+    """A file names code that is not fedkeel's and that nobody vouches for, so it was not imported.
+
+    Read that code; if you trust who wrote it, say so: `trust=True`, on the command line `--trust`.
+    """
 
 
 class RunError(FedkeelError):
+    """A sound request failed while it was carried out: a model diverged, a disk was full, a worker or a machine died.
+
+    With a folder, the run stands at its last checkpoint: mend the cause, and the same call again goes on from there.
+    """
+
     exit_code = 1
 
 
 class OwnCodeError(RunError):
-    """The user's own code failed; the message names its file and line."""
+    """The user's own code failed: a network, a loss, a rule. The message names its file and line: mend that.
+
+    The command line says it so. `fk.run` raises the error of that code itself, as it is.
+    """
 
 
 def blame_own_code(error: BaseException) -> OwnCodeError | None:
