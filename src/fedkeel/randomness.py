@@ -6,13 +6,20 @@ The same integers come out of numpy (plans, on the host) and of torch (rules, on
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import threading
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+log = logging.getLogger("fedkeel")
+
+TURN = threading.RLock()
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -135,6 +142,19 @@ def key_words(of: Tensor, call: int) -> tuple[Tensor, Tensor]:
 def list_gpus(device: torch.device) -> list[torch.device]:
     """The device, if it is a GPU: what `torch.random.fork_rng` keeps the random numbers of, besides the CPU's."""
     return [device] if device.type == "cuda" else []
+
+
+@contextlib.contextmanager
+def in_turn() -> Iterator[None]:
+    """Let other threads of this process wait until the block is done: PyTorch's generators, number of threads and
+    settings are one for all of them, so two runs at once would change each other's numbers."""
+    if not TURN.acquire(blocking=False):
+        log.warning("this thread waits for the run of another one: they would change each other's random numbers")
+        TURN.acquire()
+    try:
+        yield
+    finally:
+        TURN.release()
 
 
 def seed_torch(seed: int, device: torch.device) -> None:

@@ -1,6 +1,7 @@
 """What the fields of an experiment mean."""
 
 import copy
+import threading
 import tomllib
 from dataclasses import dataclass, fields, replace
 from math import nan
@@ -275,6 +276,29 @@ def test_a_data_set_of_ours_trains_by_name():
             run.rounds_to(wrong)
     with pytest.raises(fk.RequestError, match=r"hint: 75 % is 0\.75"):
         run.rounds_to(75)
+
+
+def test_runs_in_several_threads_take_turns():
+    """PyTorch's generators, threads and settings are one for the process: two runs at once changed each other."""
+    asked = [experiment(seed=seed) for seed in range(2)]
+    alone = [fk.run(one, engine="serial").result for one in asked]
+    settings, before = torch.backends.mkldnn.enabled, torch.get_num_threads()
+    found, began = [], threading.Event()
+
+    def follow(moment):
+        began.set()
+
+    other = threading.Thread(target=lambda: found.append(fk.run(asked[1], engine="serial", callbacks=follow).result))
+
+    def begin_another(moment):
+        if not other.ident:
+            other.start()
+        assert not began.wait(0.2)
+
+    first = fk.run(asked[0], engine="serial", callbacks=begin_another).result
+    other.join()
+    assert [first, *found] == alone
+    assert (torch.backends.mkldnn.enabled, torch.get_num_threads()) == (settings, before)
 
 
 # ---- other experiments from one ----

@@ -28,6 +28,7 @@ from fedkeel.problems.sound_data import check_data, check_pairs
 from fedkeel.problems.task import Task
 from fedkeel.problems.try_objectives import describe_other_loss
 from fedkeel.problems.try_out import try_out
+from fedkeel.randomness import in_turn
 from fedkeel.ranges import NonNegative
 from fedkeel.runs.callbacks import Callback
 from fedkeel.runs.claim import claim, warn_of_changes
@@ -90,6 +91,7 @@ def run(
     `metrics` are measured in every evaluation: "f1", "auc", "ece", functions of (predictions, targets), "module:name".
     `progress` None shows a line in a terminal or a notebook, True always, False never; or give a follower of your own.
     `dtype` is torch.float32, torch.bfloat16 or torch.float64, or its name: "bfloat16".
+    Runs in several threads of a process take turns.
     """
     followers = as_list(track), find_callbacks(callbacks), find_metrics(metrics)
     place = device_of(settle_device(engine, device))
@@ -97,7 +99,7 @@ def run(
     attempts = 1
     while True:
         try:
-            with session(on.device) as closing:
+            with in_turn(), session(on.device) as closing:
                 started = start(experiment, out, on, follow(progress), closing)
                 check_room([started.loop])
                 return started.drive()

@@ -22,6 +22,7 @@ from fedkeel.problems.metrics import Given as Metrics
 from fedkeel.problems.metrics import find_metrics
 from fedkeel.problems.problem import digest_of
 from fedkeel.problems.try_out import is_of_device
+from fedkeel.randomness import in_turn
 from fedkeel.runs.disk_room import check_room, find_disk
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
@@ -95,7 +96,7 @@ def run_together(
     followers = as_list(track), find_callbacks(callbacks), find_metrics(metrics)
     found, kind = device_of(device), read_precision(dtype)
     place = Place("stacked", found, kind, None, keep_params, checkpoint_seconds, command, *followers)
-    with session(place.device) as closing:
+    with in_turn(), session(place.device) as closing:
         given = zip(experiments, out or nothing, progress or nothing, strict=True)
         begun = refuse_without_room([start_alone(*one, place, closing) for one in given])
         started = [one for one in begun if isinstance(one, Started)]
