@@ -63,6 +63,11 @@ class Net(torch.nn.Linear):
     """A network of one's own."""
 
 
+def problem(**changes):
+    data = (torch.ones(4, 2), torch.zeros(4, dtype=torch.int64))
+    return fk.Problem(**{"loss": torch.nn.functional.cross_entropy, "clients": [data], "model": Net(2, 2)} | changes)
+
+
 OBJECT = r"hint: an object is meant, not its class: {}\(…\)$"
 WRONG = {
     "is read from a table, not from 3": lambda: fk.Experiment.load(3),
@@ -87,6 +92,18 @@ WRONG = {
     "gradient of a phase .*" + OBJECT.format("Sam"): lambda: fk.method("a", gradient=fk.Sam, weights=fk.BySize()),
     "not the class Iid.*" + OBJECT.format("Iid"): lambda: fk.Experiment(dataset="digits", partition=fk.Iid),
     "base of LongTail must be .*" + OBJECT.format("Iid"): lambda: fk.LongTail(base=fk.Iid, imbalance=10),
+    "loss of a problem .*" + OBJECT.format("CrossEntropyLoss"): lambda: problem(loss=torch.nn.CrossEntropyLoss),
+    "model of a problem .*" + OBJECT.format("Net"): lambda: problem(model=Net),
+    "params of a problem are tensors by name, not list": lambda: problem(model=None, params=[torch.ones(2)]),
+    "params of a problem are tensors by name, not Tensor": lambda: problem(model=None, params=torch.ones(2)),
+    "params of a problem are tensors: w is float": lambda: problem(model=None, params={"w": 1.0}),
+    "separable of a problem must be true or false: 'no'": lambda: problem(separable="no"),
+    "classes of a problem must be a whole number: '3'": lambda: problem(classes="3"),
+    "head of a problem must be .*: 3": lambda: problem(head=3),
+    "tests of a problem are a list of their data.* not int": lambda: problem(tests=3),
+    "progress is True, False, None or a follower, not int": lambda: fk.run_together(
+        [fk.Experiment(problem=problem())], progress=[3]
+    ),
 }
 
 

@@ -23,7 +23,7 @@ __all__ = ["SAM", "filter_gradients_"]
 
 def list_params(params: Any) -> list[Tensor]:
     """Parameters as a list; refuse a module, and a tensor alone: its rows have no gradients."""
-    found = [None] if isinstance(params, Tensor) or not isinstance(params, Iterable) else list(params)
+    found: list[Any] = [None] if isinstance(params, Tensor) or not isinstance(params, Iterable) else list(params)
     if not all(isinstance(one, Tensor) for one in found):
         raise RequestError(f"parameters are tensors in a list, not {type(params).__name__}.", "model.parameters()")
     return found

@@ -30,6 +30,7 @@ from fedkeel.runs.kept import Followed, KeptModel, read_kept
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.record import COLUMNS, RoundRecord, by_round, client_rows, counted, make_frame, result, round_rows
 from fedkeel.runs.run_folder import RunFolder
+from fedkeel.typed_values import show_value
 from fedkeel.written_values import check_accuracy
 
 if TYPE_CHECKING:
@@ -239,6 +240,8 @@ def with_problem(experiment: Experiment, problem: Problem, folder: Path) -> Expe
     """Give an experiment that was read from a folder its problem back; refuse another one."""
     if not isinstance(experiment.problem, Recorded):
         raise RequestError(f"{folder} has a data set, not a problem of its own.", "leave the problem out")
+    if not isinstance(problem, Problem):
+        raise RequestError(f"a run is given its Problem back, not {show_value(problem)}.", "problem=fk.Problem(…)")
     if problem.digest() != experiment.problem.digest():
         raise RequestError(
             f"{folder} was trained on another problem: {experiment.problem.digest()}, not {problem.digest()}.",
