@@ -301,6 +301,16 @@ def test_runs_in_several_threads_take_turns():
     assert (torch.backends.mkldnn.enabled, torch.get_num_threads()) == (settings, before)
 
 
+def test_the_home_folder_may_be_written_as_in_a_shell(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    made = fk.run(experiment(), engine="serial", out="~/runs/a")
+    assert made.path == tmp_path / "runs" / "a"
+    assert fk.load_run("~/runs/a").result == made.result
+    with pytest.raises(fk.RequestError, match="its Problem back, not 3"):
+        fk.load_run("~/runs/a", problem=3)
+
+
 # ---- other experiments from one ----
 CHANGES = {
     "method": {"name": "fedsam", "rho": 0.2}, "dataset": "cifar10", "partition": {"kind": "iid", "clients": 7},

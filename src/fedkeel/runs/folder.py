@@ -61,7 +61,7 @@ def folder_of(given: object, what: str, hint: str) -> Path:
         raise RequestError(f"{what} is the path of a folder, not {type(given).__name__}.", hint)
     if "\0" in path:
         raise RequestError(f"{what} is the path of a folder, which holds no zero character: {path}", hint)
-    return Path(path)
+    return Path(os.path.expanduser(path))  # or a folder called ~ would be made
 
 
 def read_text(path: Path, hint: str = "restore it from a copy") -> str:

@@ -57,7 +57,7 @@ from fedkeel.runs.notes import (
 )
 from fedkeel.runs.observers import Observer, as_list, find_observers
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
-from fedkeel.runs.progress_line import follow
+from fedkeel.runs.progress_line import ProgressLine, follow
 from fedkeel.runs.run_folder import RunFolder
 from fedkeel.typed_values import read_values, types_of
 
@@ -100,7 +100,10 @@ def run(
     while True:
         try:
             with in_turn(), session(on.device) as closing:
-                started = start(experiment, out, on, follow(progress), closing)
+                follower = follow(progress)
+                if isinstance(follower, ProgressLine):
+                    closing.callback(follower.end)
+                started = start(experiment, out, on, follower, closing)
                 check_room([started.loop])
                 return started.drive()
         except StatesLost as error:
