@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import pickle
 import pkgutil
 import subprocess
 import sys
@@ -31,6 +32,22 @@ def test_every_name_is_there_and_where_the_list_says():
     for name in fk.__all__:
         assert getattr(fk, name) is getattr(importlib.import_module(fk.HOME.get(name, "fedkeel.rules")), name)
     assert {*fk.__all__, "__version__"} <= set(dir(fk))
+
+
+def test_completion_shows_what_is_public_alone():
+    """In a new process, since modules become names of the package when they are imported."""
+    code = "import fedkeel as fk; print(*(name for name in dir(fk) if not name.startswith('_')))"
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert shown == sorted([*fk.__all__, "optim"])
+    with pytest.raises(AttributeError) as missing:
+        fk.optimm
+    assert (missing.value.obj, missing.value.name) == (fk, "optimm")  # by which Python looks for the nearest
+
+
+def test_methods_can_be_pickled():
+    for name, make in fk.METHODS.items():
+        assert pickle.loads(pickle.dumps(make)) is make, name
+        assert pickle.loads(pickle.dumps(make())) == make(), name
 
 
 def test_every_rule_and_error_is_public():

@@ -97,6 +97,7 @@ METHODS: dict[str, Callable[..., Method]] = Named(
     },
 )
 METHODS["specgradfilter"] = with_named_base(METHODS["specgradfilter"])
+setattr(spectral, "specgradfilter", METHODS["specgradfilter"])  # noqa: B010 - where pickle looks for it
 
 PLUGINS: dict[str, Callable[..., Method]] = {
     "specgradfilter": with_ranges(spectral, "filter_gradients", "specgradfilter"),
