@@ -301,6 +301,27 @@ def test_runs_in_several_threads_take_turns():
     assert (torch.backends.mkldnn.enabled, torch.get_num_threads()) == (settings, before)
 
 
+def test_a_run_does_not_depend_on_the_defaults_of_the_caller():
+    rows = np.arange(24, dtype=np.float32).reshape(12, 2) / 24
+    data = {"train": (rows, np.arange(12) % 2), "test": (rows, np.arange(12) % 2)}
+
+    def train():
+        asked = fk.Experiment(data=data, model="mlp", partition="iid:clients=2", rounds=1, participation=1.0, epochs=1)
+        return [fk.run(asked, engine=name).result["model_digest"] for name in ("serial", "stacked")]
+
+    expected = train()
+    with torch.device("meta"):  # a GPU would do where there is one
+        assert train() == expected
+    with torch.inference_mode():
+        assert train() == expected
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert train() == expected
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_the_home_folder_may_be_written_as_in_a_shell(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
