@@ -78,7 +78,7 @@ class MethodError(RequestError):
 class DataError(RequestError):
     """A data set is unknown, missing, damaged or too small to be divided so, or data of one's own have another form.
 
-    `fedkeel datasets NAME` fetches a set or says where to get it; of your own data, mend what the message names.
+    `fedkeel datasets NAME` shows a set and where it is kept; of your own data, mend what the message names.
     """
 
 

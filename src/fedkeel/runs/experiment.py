@@ -168,10 +168,10 @@ class Experiment:
     @staticmethod
     @explain_typos("fk.Experiment.load")
     def load(data: Mapping[str, Any], *, trust: bool | Trust = False) -> Experiment:
-        """From the table of a file, not its path: `Experiment.load(tomllib.loads(path.read_text()))`, to be trained.
+        """Make an experiment to be trained of a file's table, not of its path: `tomllib.loads(path.read_text())`.
 
-        Unknown keys are errors that name the nearest known one.
-        Code that the file names is imported with `trust` only. What an older file now means is logged.
+        Unknown keys are errors that name the nearest known one. Code that the file names is imported with `trust` only.
+        What an older file now means is logged.
         """
         made = Experiment.read(data, trust=trust)
         note_new_default(data)
