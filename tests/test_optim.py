@@ -124,3 +124,29 @@ def test_rules_with_a_memory_are_refused():
     closure(net)()
     with pytest.raises(fk.MethodError, match="ControlVariates"):
         fk.optim.filter_gradients_(net.parameters(), fk.ControlVariates())
+
+
+def test_what_would_silently_change_nothing_is_refused():
+    net = model()
+    closure(net)()
+    used = net.parameters()
+    base = torch.optim.SGD(used, lr=0.1)
+    for call, line in (
+        (lambda: fk.optim.SAM(used, base), "no parameters"),
+        (lambda: fk.optim.SAM(net[0].weight, base), "tensors in a list, not Parameter"),
+        (lambda: fk.optim.SAM(net, base), "tensors in a list, not Sequential"),
+        (lambda: fk.optim.SAM(net.parameters(), torch.optim.SGD), "steps with another optimiser"),
+        (lambda: fk.optim.SAM(net.parameters(), base, perturbation=fk.HighPass), "not its class: HighPass"),
+        (lambda: fk.optim.filter_gradients_(net[0].weight, fk.HighPass(0.1)), "tensors in a list, not Parameter"),
+        (lambda: fk.optim.filter_gradients_(net.parameters(), [fk.HighPass(0.1)]), "pass through rules, not"),
+    ):
+        with pytest.raises(fk.RequestError, match=line):
+            call()
+    assert fk.optim.SAM(net.parameters(), base, perturbation=[fk.HighPass(0.1)]).rules[1:] == (fk.HighPass(0.1),)
+    fk.optim.filter_gradients_(net[1].parameters(), fk.HighPass(0.1))  # a layer without any
+
+
+def test_a_star_brings_what_is_public():
+    brought: dict[str, object] = {}
+    exec("from fedkeel.optim import *", brought)
+    assert {name for name in brought if not name.startswith("__")} == {"SAM", "filter_gradients_"}

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import pickle
 import pkgutil
 import subprocess
 import sys
@@ -33,9 +34,34 @@ def test_every_name_is_there_and_where_the_list_says():
     assert {*fk.__all__, "__version__"} <= set(dir(fk))
 
 
+def test_completion_shows_what_is_public_alone():
+    """In a new process, since modules become names of the package when they are imported."""
+    code = "import fedkeel as fk; print(*(name for name in dir(fk) if not name.startswith('_')))"
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert shown == sorted([*fk.__all__, "optim"])
+    with pytest.raises(AttributeError) as missing:
+        fk.optimm
+    assert (missing.value.obj, missing.value.name) == (fk, "optimm")  # by which Python looks for the nearest
+
+
+def test_methods_can_be_pickled():
+    for name, make in fk.METHODS.items():
+        assert pickle.loads(pickle.dumps(make)) is make, name
+        assert pickle.loads(pickle.dumps(make())) == make(), name
+
+
 def test_every_rule_and_error_is_public():
     kinds = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
     assert kinds | set(fk.RULES) <= set(fk.__all__)
+
+
+def test_every_error_says_when_it_is_raised_and_what_to_do():
+    kinds = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
+    for kind in kinds:
+        when, _, then = (vars(kind)["__doc__"] or "").partition("\n\n")
+        assert when, kind
+        assert then.strip(), kind
+        assert f"{kind.__name__} " in errors.__doc__ or f"{kind.__name__}\n" in errors.__doc__, kind
 
 
 def test_type_checkers_see_the_rules_that_there_are():

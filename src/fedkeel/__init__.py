@@ -6,6 +6,7 @@ run = fk.run(fk.Experiment(dataset="digits", method="fedfft-d"))
 
 import ast
 import pkgutil
+import sys
 from importlib import import_module
 
 __version__ = "1.1.0"
@@ -29,9 +30,9 @@ def __getattr__(name):
     # rules are capitalised; a module is asked for here when it is first imported from this package
     home = HOME.get(name) or ("fedkeel.rules" if name[:1].isupper() else None)
     if home is None or not hasattr(import_module(home), name):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     return globals().setdefault(name, getattr(import_module(home), name))
 
 
 def __dir__():
-    return sorted({*globals(), *__getattr__("__all__")})
+    return sorted({name for name in globals() if name.startswith("__")} | {"optim", *__getattr__("__all__")})

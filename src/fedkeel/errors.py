@@ -9,6 +9,7 @@ FedkeelError
 │   ├── FolderError          a run folder that is foreign, busy, read-only or damaged
 │   └── UntrustedError       a file names code that nobody vouches for
 └── RunError             the run failed while it was running: exit code 1
+    └── OwnCodeError         the user's own code failed
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import functools
 import inspect
 import sysconfig
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -31,7 +32,11 @@ MESSAGE, HINT, WORD = 500, 2000, 80
 
 
 class FedkeelError(Exception):
-    """A message in one line and, apart from it, a hint."""
+    """All that fedkeel itself refuses or reports: catch it to catch them all.
+
+    `message` is one line that names the value, `hint` says what to do (None where nobody knows), and `exit_code` is
+    what the command line ends with.
+    """
 
     exit_code = 1
 
@@ -48,39 +53,70 @@ class FedkeelError(Exception):
 
 
 class RequestError(FedkeelError):
+    """What was asked for cannot be done: an argument, a name or a value is wrong.
+
+    Change the request as the hint says; the same one again fails again.
+    """
+
     exit_code = 2
 
 
 class ExperimentError(RequestError):
-    pass
+    """An experiment has a key that there is not, or a value that is out of range or does not fit the others.
+
+    It is raised when the experiment is made, or when it meets its data. Change the key that the message names.
+    """
 
 
 class MethodError(RequestError):
-    pass
+    """A method is unknown, has a hyper-parameter out of range, or rules that do not fit together or fit the problem.
+
+    `fedkeel methods NAME` shows what a method takes; change the rule or hyper-parameter that the message names.
+    """
 
 
 class DataError(RequestError):
-    pass
+    """A data set is unknown, missing, damaged or too small to be divided so, or data of one's own have another form.
+
+    `fedkeel datasets NAME` shows a set and where it is kept; of your own data, mend what the message names.
+    """
 
 
 class ModelError(RequestError):
-    pass
+    """A network is unknown, cannot be built, or does not take the data.
+
+    `fedkeel models` lists the names; choose another, or another shape of the data.
+    """
 
 
 class FolderError(RequestError):
-    pass
+    """A folder is no run or that of another experiment, or it is busy, damaged, or closed to writing.
+
+    Choose another folder, wait for the process that writes there, or restore the file that the message names.
+    """
 
 
 class UntrustedError(RequestError):
-    pass
+    """A file names code that is not fedkeel's and that nobody vouches for, so it was not imported.
+
+    Read that code; if you trust who wrote it, say so: `trust=True`, on the command line `--trust`.
+    """
 
 
 class RunError(FedkeelError):
+    """A sound request failed while it was carried out: a model diverged, a disk was full, a worker or a machine died.
+
+    With a folder, the run stands at its last checkpoint: mend the cause, and the same call again goes on from there.
+    """
+
     exit_code = 1
 
 
 class OwnCodeError(RunError):
-    """The user's own code failed; the message names its file and line."""
+    """The user's own code failed: a network, a loss, a rule. The message names its file and line: mend that.
+
+    The command line says it so. `fk.run` raises the error of that code itself, as it is.
+    """
 
 
 def blame_own_code(error: BaseException) -> OwnCodeError | None:
@@ -109,14 +145,22 @@ def is_in(file: str, folder: Path) -> bool:
     return Path(file).resolve().is_relative_to(folder)
 
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
 @contextlib.contextmanager
-def explain_os_errors(fault: str, hint: str, error: type[FedkeelError] = FolderError) -> Iterator[None]:
-    """Turn an error of the system within the block into one line, the fault and the reason, and a hint."""
+def explain_os_errors(
+    fault: str, hint: str, error: type[FedkeelError] = FolderError, *, full: str | None = None
+) -> Iterator[None]:
+    """Turn an error of the system within the block into one line, the fault and the reason, and a hint; `full` is the
+    hint where no space is left."""
     try:
         yield
     except OSError as problem:
         if problem.errno == errno.EMFILE:
             hint = "let a process open more files: ulimit -n 1024"
+        elif problem.errno in NO_SPACE:
+            hint = full or hint
         raise error(f"{fault}: {problem.strerror}", hint) from problem
 
 
@@ -134,9 +178,9 @@ def refuse_folder(file: Path, example: str) -> None:
 def require_known(
     word: str, known: Collection[str], fault: str, what: str, error: type[FedkeelError] = RequestError
 ) -> str:
-    """Return a word that is known; refuse another with the fault, the word and the known one nearest to it."""
-    if word not in known:
-        raise error(f"{fault}: {word}", nearest(word, known, what))
+    """Return a word that is known; refuse another, or what is no word, with the fault and the nearest known one."""
+    if not isinstance(word, str) or word not in known:
+        raise error(f"{fault}: {word}", nearest(str(word), known, what))
     return word
 
 
@@ -148,20 +192,28 @@ def nearest(word: str, known: Iterable[str], what: str) -> str:
     return f"did you mean {bare[close[0]]!r}?" if close else f"known {what}: {', '.join(choices)}"
 
 
+def ask_for_object(kind: type) -> str:
+    """Hint at what is meant where a class was given."""
+    return f"an object is meant, not its class: {kind.__name__}(…)"
+
+
 Called = TypeVar("Called", bound=Callable[..., Any])
 
 
 def explain_typos(what: str, error: type[FedkeelError] = RequestError) -> Callable[[Called], Called]:
-    """Let a function or a class refuse an argument that it does not have with the nearest one that it has."""
+    """Let a function or a class refuse an argument that it does not have with the nearest one that it has, and too few
+    or too many with all of them."""
 
     def explained(called: Called) -> Called:
         inner: Any = called.__init__ if isinstance(called, type) else called  # type: ignore[misc]
-        known = [name for name in inspect.signature(inner).parameters if name != "self"]
+        signature = inspect.signature(inner)
+        known = [name for name in signature.parameters if name != "self"]
 
         @functools.wraps(inner)
         def checked(*given: Any, **named: Any) -> Any:
             for word in named.keys() - known:
                 raise error(f"{what} has no argument: {word}", nearest(word, known, "arguments"))
+            bind(signature, given, named, what, error)
             return inner(*given, **named)
 
         if isinstance(called, type):
@@ -170,3 +222,14 @@ def explain_typos(what: str, error: type[FedkeelError] = RequestError) -> Callab
         return checked  # type: ignore[return-value]
 
     return explained
+
+
+def bind(
+    signature: inspect.Signature, given: Sequence[Any], named: Mapping[str, Any], what: str, error: type[FedkeelError]
+) -> inspect.BoundArguments:
+    """Lay arguments out as a signature has them; refuse too few or too many in one line."""
+    try:
+        return signature.bind(*given, **named)
+    except TypeError as problem:
+        known = [name for name in signature.parameters if name != "self"]
+        raise error(f"{what}: {problem}", f"its arguments: {', '.join(known) or 'none'}") from None

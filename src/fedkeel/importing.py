@@ -45,6 +45,8 @@ class Trust(IntEnum):
         """What `--trust` or `trust=True` means for a file that is to be trained from."""
         if isinstance(trust, Trust):
             return trust
+        if not isinstance(trust, bool):  # "no" would be a yes
+            raise RequestError(f"trust is True or False, not {show_value(trust)}.", "trust=True")
         return Trust.FILE if trust else Trust.INSTALLED
 
 

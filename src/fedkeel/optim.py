@@ -6,7 +6,7 @@ fk.optim.filter_gradients_(model.parameters(), fk.HighPass(0.05))
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,28 @@ from torch import Tensor
 
 from fedkeel.core.rule import Local, Rule
 from fedkeel.core.trees import Tree
-from fedkeel.errors import MethodError
+from fedkeel.errors import MethodError, RequestError, ask_for_object, explain_typos
 from fedkeel.rules import Sam
+from fedkeel.typed_values import show_value
+
+__all__ = ["SAM", "filter_gradients_"]
+
+
+def list_params(params: Any) -> list[Tensor]:
+    """Parameters as a list; refuse a module, and a tensor alone: its rows have no gradients."""
+    found: list[Any] = [None] if isinstance(params, Tensor) or not isinstance(params, Iterable) else list(params)
+    if not all(isinstance(one, Tensor) for one in found):
+        raise RequestError(f"parameters are tensors in a list, not {type(params).__name__}.", "model.parameters()")
+    return found
+
+
+def list_rules(rules: Iterable[Any]) -> tuple[Rule, ...]:
+    """Rules as they are; refuse what is none."""
+    for one in rules:
+        if not isinstance(one, Rule):
+            hint = ask_for_object(one) if isinstance(one, type) else "fk.HighPass(0.01)"
+            raise MethodError(f"gradients pass through rules, not {show_value(one)}.", hint)
+    return tuple(rules)
 
 
 def gradients(params: Iterable[Tensor]) -> tuple[list[Tensor], Tree, Tree]:
@@ -32,7 +52,8 @@ def passed(tree: Tree, values: Tree, rules: tuple[Rule, ...]) -> Tree:
     for rule in rules:
         if any(slots(values) for slots in (rule.client_slots, rule.round_slots, rule.server_slots)) or rule.random:
             raise MethodError(
-                f"{type(rule).__name__} remembers or draws something, which an optimiser of one's own cannot."
+                f"{type(rule).__name__} remembers or draws something, which an optimiser of one's own cannot.",
+                "take a rule that does not, such as fk.HighPass, or train with fk.run",
             )
         tree, _ = rule.step(tree, {}, at)
     return tree
@@ -41,7 +62,8 @@ def passed(tree: Tree, values: Tree, rules: tuple[Rule, ...]) -> Tree:
 @torch.no_grad()
 def filter_gradients_(params: Iterable[Tensor], *rules: Rule) -> None:
     """Pass the gradients through rules, in place: call it between `backward()` and `step()`."""
-    held, values, tree = gradients(params)
+    held, values, tree = gradients(list_params(params))
+    rules = list_rules(rules)
     if held:
         for i, leaf in passed(tree, values, rules).items():
             grad = held[int(i)].grad
@@ -49,6 +71,7 @@ def filter_gradients_(params: Iterable[Tensor], *rules: Rule) -> None:
             grad.copy_(leaf)
 
 
+@explain_typos("fk.optim.SAM")
 class SAM:
     """Sharpness-aware steps around another optimiser: climb by ρ g / ‖g‖ passed through `perturbation`, then step.
 
@@ -62,11 +85,15 @@ class SAM:
         base: torch.optim.Optimizer,
         *,
         rho: float = 0.05,
-        perturbation: Rule | tuple[Rule, ...] = (),
+        perturbation: Rule | Sequence[Rule] = (),
     ):
-        self.params, self.base = list(params), base
-        rest = perturbation if isinstance(perturbation, tuple) else (perturbation,)
-        self.rules: tuple[Rule, ...] = (Sam(rho), *rest)
+        if isinstance(base, type) or not hasattr(base, "step"):
+            raise RequestError(f"SAM steps with another optimiser, not {show_value(base)}.", "torch.optim.SGD(…)")
+        self.params, self.base = list_params(params), base
+        if not self.params:
+            raise RequestError("SAM was given no parameters.", "a generator ends: call model.parameters() anew")
+        rest = perturbation if isinstance(perturbation, list | tuple) else (perturbation,)
+        self.rules: tuple[Rule, ...] = (Sam(rho), *list_rules(rest))
         self.before: list[tuple[Tensor, Tensor]] = []
 
     @torch.no_grad()

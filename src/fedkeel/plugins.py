@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fedkeel import importing
-from fedkeel.errors import FedkeelError, RequestError
+from fedkeel.errors import FedkeelError, RequestError, nearest
 from fedkeel.importing import GROUP, Kind, Trust, look_up
 from fedkeel.text import one_line
 
@@ -81,12 +81,23 @@ def load_plugins(group: str, taken: Collection[str], load: Callable[[str], Made]
             )
 
 
-class Registry(dict[str, Any]):
+class Named(dict[str, Any]):
+    """What fedkeel has by name; a name that it lacks is a KeyError with the nearest one."""
+
+    def __init__(self, group: str, known: dict[str, Any]):
+        super().__init__(known)
+        self.group = group
+
+    def __missing__(self, name: str) -> Any:
+        raise KeyError(f"unknown {WORDS[self.group]}: {name}; {nearest(str(name), self, self.group)}")
+
+
+class Registry(Named):
     """What fedkeel has by name; a name that it lacks is looked for in installed packages. A walk sees fedkeel's own."""
 
     def __init__(self, group: str, kind: Kind, known: dict[str, Any], take: Callable[[Any], Any] = lambda one: one):
-        super().__init__(known)
-        self.group, self.kind, self.take = group, kind, take
+        super().__init__(group, known)
+        self.kind, self.take = kind, take
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or (isinstance(name, str) and find_plugin(self.group, name) is not None)
@@ -94,7 +105,7 @@ class Registry(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         plugin = find_plugin(self.group, name)
         if plugin is None:
-            raise KeyError(name)
+            return super().__missing__(name)
         return self.take(look_up(plugin.value, self.kind, Trust.INSTALLED))
 
     def get(self, name: str, otherwise: Any = None) -> Any:

@@ -6,15 +6,22 @@ The same integers come out of numpy (plans, on the host) and of torch (rules, on
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import random
+import threading
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+log = logging.getLogger("fedkeel")
+
+TURN = threading.RLock()
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -144,6 +151,19 @@ def read_generators(devices: Iterable[torch.device] = ()) -> tuple[Any, ...]:
     _, words, *place = cast("tuple[Any, ...]", np.random.get_state())
     states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
     return random.getstate(), words.tobytes(), place, [state.numpy().tobytes() for state in states]
+
+
+@contextlib.contextmanager
+def in_turn() -> Iterator[None]:
+    """Let other threads of this process wait until the block is done: PyTorch's generators, number of threads and
+    settings are one for all of them, so two runs at once would change each other's numbers."""
+    if not TURN.acquire(blocking=False):
+        log.warning("this thread waits for the run of another one: they would change each other's random numbers")
+        TURN.acquire()
+    try:
+        yield
+    finally:
+        TURN.release()
 
 
 def seed_torch(seed: int, device: torch.device) -> None:

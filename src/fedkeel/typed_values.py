@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import numpy as np
 
-from fedkeel.errors import RequestError, nearest
+from fedkeel.errors import RequestError, ask_for_object, nearest
 from fedkeel.ranges import Range
 
 Refusal = Callable[[str, str], Exception]
@@ -89,6 +89,8 @@ def read_values(
             hint = "; ".join(filter(None, (f"for example {word} = {written}", (notes or {}).get(word))))
             if get_origin(wanted) is Literal and isinstance(value, str):
                 hint = nearest(value, map(str, get_args(wanted)), "choices")
+            if (kind := _find_class(value, wanted)) is not None:
+                hint = ask_for_object(kind)
             raise error(f"{word}{f' of {what}' if what else ''} {fault}: {show_value(value)}", hint)
     return converted
 
@@ -255,6 +257,13 @@ def _options(wanted: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
             yield from _options(get_args(one)[0])
         elif one is not NoneType:
             yield get_origin(one) or one, tuple(item for item in get_args(one) if item is not ...)
+
+
+def _find_class(value: Any, wanted: Any) -> type | None:
+    """Find a class that was given, alone or in a list, where an object of it would fit."""
+    kinds = tuple(one for kind, items in _options(wanted) for one in (kind, *items) if _is_checked(one))
+    given = value if isinstance(value, list | tuple) else [value]
+    return next((one for one in given if isinstance(one, type) and issubclass(one, kinds)), None)
 
 
 def describe_type(wanted: Any, *, many: bool = False) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import inspect
 import tomllib
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import cached_property
 from itertools import takewhile
+from math import isfinite
+from numbers import Real
 from typing import Any
 
 from fedkeel.errors import RequestError
 from fedkeel.text import split_words
-from fedkeel.typed_values import Refusal
+from fedkeel.typed_values import Refusal, show_value
 
 
 def read_toml(text: str) -> dict[str, Any]:
@@ -49,6 +52,27 @@ def parse_fields(text: str, fault: str, hint: str, error: type[RequestError] = R
     return fields
 
 
+def check_accuracy(given: Any) -> float | None:
+    """An accuracy to reach, or None; people write 75 for 75 %."""
+    if given is not None and not 0 < _check_number(given, "an accuracy") <= 1:
+        meant = f"{given:g} % is {given / 100:g}" if 1 < given <= 100 else "write 0.75 for 75 %"
+        raise RequestError(f"an accuracy is above 0 and at most 1: {given:g}", meant)
+    return given
+
+
+def check_loss(given: Any) -> float | None:
+    """A loss to reach, or None: any number."""
+    if given is not None and not isfinite(_check_number(given, "a target")):
+        raise RequestError(f"a target must be finite: {given}", "for example 0.5")
+    return given
+
+
+def _check_number(given: Any, what: str) -> float:
+    if isinstance(given, bool) or not isinstance(given, Real):
+        raise RequestError(f"{what} is a number, not {show_value(given)}.", "write 0.75 for 75 %")
+    return float(given)
+
+
 def check_whole(instance: Any, error: Refusal, what: str) -> None:
     """Refuse an object that keeps values besides its fields, where its class is no dataclass but inherits from one.
 
@@ -64,6 +88,18 @@ def check_whole(instance: Any, error: Refusal, what: str) -> None:
             f"{what} is not a dataclass, so it cannot be saved: {', '.join(hidden)} would be lost.",
             "decorate it: @dataclass(frozen=True), with a field for each value",
         )
+
+
+def hash_of(value: Any) -> int:
+    """Hash a value by what it holds, tables and lists included; what has no hash is known by its class."""
+    if isinstance(value, Mapping):
+        return hash(frozenset((key, hash_of(item)) for key, item in value.items()))
+    if isinstance(value, list | tuple):
+        return hash(tuple(map(hash_of, value)))
+    try:
+        return hash(value)
+    except TypeError:
+        return hash(type(value))
 
 
 def is_computed(kind: type, name: str) -> bool:

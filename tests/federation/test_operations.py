@@ -165,6 +165,19 @@ def test_a_full_disk_stops_the_server_in_one_line_and_the_next_start_works(tmp_p
     assert read_chain(tmp_path / "run-audit.jsonl")[-1]["reason"] == "too few clients."
 
 
+def test_only_a_full_disk_is_to_be_emptied(tmp_path, monkeypatch):
+    for number, hint in ((errno.EDQUOT, "free some space"), (errno.EACCES, "let the server write there")):
+
+        def refuse(*given, **named):
+            raise OSError(number, "refused")  # noqa: B023
+
+        watch = Operations(tmp_path / f"run-{number}")
+        monkeypatch.setattr("fedkeel.federation.audit.os.fsync", refuse)
+        with pytest.raises(RunError, match=r"cannot write beside .*: refused") as told:
+            watch.note("joined", client=0)
+        assert told.value.hint == f"{hint}, then start the server again: the run continues"
+
+
 def test_numbers_are_those_of_the_run(tmp_path):
     done, _ = train(tmp_path, absent=[3])
     found = read_gauges(tmp_path / "run.prom")

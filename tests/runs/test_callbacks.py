@@ -1,5 +1,6 @@
 """Callbacks: the best model is kept, a run may be stopped, and a pause changes nothing of either."""
 
+import contextlib
 import io
 import json
 from dataclasses import replace
@@ -327,6 +328,19 @@ def test_a_line_is_shown_where_someone_looks_at_it(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr", hidden)
     fk.run(experiment(rounds=1), engine="serial", progress=False)
     assert hidden.getvalue() == ""
+
+
+def test_the_line_of_a_run_that_is_interrupted_is_ended(capsys):
+    def stop(moment):
+        raise KeyboardInterrupt
+
+    for given, line in (({"callbacks": stop}, "0/2"), ({}, "2/2")):
+        with contextlib.suppress(KeyboardInterrupt):
+            fk.run(experiment(rounds=2), engine="serial", progress=True, **given)
+        told = capsys.readouterr().err
+        assert line in told
+        assert told.count("\n") == 1
+        assert told.endswith("\n")
 
 
 # ---- names and mistakes --------------------------------------------------------------------------------------------

@@ -1,7 +1,10 @@
 """What the fields of an experiment mean."""
 
+import copy
+import threading
 import tomllib
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from math import nan
 
 import numpy as np
 import pytest
@@ -20,6 +23,39 @@ from problems import small_problem
 def experiment(**changes):
     settings = dict(problem=small_problem(), rounds=2, participation=1.0, epochs=1, batch_size=4, lr=0.05)
     return fk.Experiment(**settings | changes)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A partition with a field that has no hash."""
+
+    at: list[int]
+
+    @property
+    def clients(self):
+        return len(self.at) + 1
+
+    def divide(self, labels, key, *, groups=None):
+        return np.split(np.arange(len(labels)), self.at)
+
+
+@for_each(
+    "changes",
+    [
+        {"partition": {"kind": "long-tail", "imbalance": 10, "base": {"kind": "iid", "clients": 4}}},
+        {"participants": [[0, 1], [2]]},
+        {"method": {"gradient": [{"rule": "HighPass", "ratio": 0.1}], "weights": {"rule": "BySize"}}},
+        {"epochs": {"clients": [1, 2, 3]}},
+        {"partition": Cut([100, 500])},
+        {"lr": 1},
+    ],
+)
+def test_equal_experiments_have_equal_hashes(changes):
+    one, other = (fk.Experiment(dataset="digits", rounds=2, **given) for given in (changes, copy.deepcopy(changes)))
+    assert one == other
+    assert {one: "found"}[other] == "found"
+    assert len({one, other, one.with_(seed=1)}) == 2
+    assert hash(fk.Experiment(dataset="digits", lr=1)) == hash(fk.Experiment(dataset="digits", lr=1.0))
 
 
 # ---- as data -------------------------------------------------------------------------------------------------------
@@ -234,7 +270,66 @@ def test_a_data_set_of_ours_trains_by_name():
     run = fk.run(fk.Experiment(dataset="digits", model="logistic", rounds=20, epochs=1, method="fedavg"))
     assert run.best > 0.5
     assert run.rounds_to(0.5) is not None
-    assert run.rounds_to(1.1) is None
+    assert run.rounds_to(1.0) is None
+    for wrong, line in (("0.5", "a number, not '0.5'"), (None, "a number, not None"), (75, "75"), (nan, "nan")):
+        with pytest.raises(fk.RequestError, match=f"^an accuracy is .*{line}"):
+            run.rounds_to(wrong)
+    with pytest.raises(fk.RequestError, match=r"hint: 75 % is 0\.75"):
+        run.rounds_to(75)
+
+
+def test_runs_in_several_threads_take_turns():
+    """PyTorch's generators, threads and settings are one for the process: two runs at once changed each other."""
+    asked = [experiment(seed=seed) for seed in range(2)]
+    alone = [fk.run(one, engine="serial").result for one in asked]
+    settings, before = torch.backends.mkldnn.enabled, torch.get_num_threads()
+    found, began = [], threading.Event()
+
+    def follow(moment):
+        began.set()
+
+    other = threading.Thread(target=lambda: found.append(fk.run(asked[1], engine="serial", callbacks=follow).result))
+
+    def begin_another(moment):
+        if not other.ident:
+            other.start()
+        assert not began.wait(0.2)
+
+    first = fk.run(asked[0], engine="serial", callbacks=begin_another).result
+    other.join()
+    assert [first, *found] == alone
+    assert (torch.backends.mkldnn.enabled, torch.get_num_threads()) == (settings, before)
+
+
+def test_a_run_does_not_depend_on_the_defaults_of_the_caller():
+    rows = np.arange(24, dtype=np.float32).reshape(12, 2) / 24
+    data = {"train": (rows, np.arange(12) % 2), "test": (rows, np.arange(12) % 2)}
+
+    def train():
+        asked = fk.Experiment(data=data, model="mlp", partition="iid:clients=2", rounds=1, participation=1.0, epochs=1)
+        return [fk.run(asked, engine=name).result["model_digest"] for name in ("serial", "stacked")]
+
+    expected = train()
+    with torch.device("meta"):  # a GPU would do where there is one
+        assert train() == expected
+    with torch.inference_mode():
+        assert train() == expected
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert train() == expected
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_the_home_folder_may_be_written_as_in_a_shell(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    made = fk.run(experiment(), engine="serial", out="~/runs/a")
+    assert made.path == tmp_path / "runs" / "a"
+    assert fk.load_run("~/runs/a").result == made.result
+    with pytest.raises(fk.RequestError, match="its Problem back, not 3"):
+        fk.load_run("~/runs/a", problem=3)
 
 
 # ---- other experiments from one ----

@@ -41,6 +41,27 @@ def test_runs_are_grouped_by_all_but_their_seed():
     assert list(groups[0].runs) == [0, 1]
 
 
+def test_what_is_no_list_of_runs_is_refused_in_a_line():
+    run = made("fedavg", 0, [0.5])
+    for wrong, line in (
+        (run, "takes a list of runs, not Run"),
+        ("runs/a", "takes a list of runs, not str"),
+        (Path("runs/a"), "takes a list of runs, not .*Path"),
+        ({"a": run}, "takes a list of runs, not dict"),
+        (None, "takes a list of runs, not NoneType"),
+        ([run, 3], "are compared, not 3"),
+        ([], "nothing to compare"),
+    ):
+        with pytest.raises(fk.RequestError, match=line) as refused:
+            fk.compare(wrong)
+        assert "fk.compare([run, another])" in refused.value.hint
+    with pytest.raises(fk.RequestError, match="no run is of: 3"):
+        fk.compare([run], baseline=3)
+    for target, line in (("0.5", "is a number, not '0.5'"), (float("nan"), "nan"), (75, "hint: 75 % is 0.75")):
+        with pytest.raises(fk.RequestError, match=line):
+            fk.compare([run], target=target)
+
+
 def test_a_run_that_leaves_out_what_another_sets_names_its_key():
     runs = [made("fedavg", 0, [0.5]), made("fedavg", 0, [0.6], clip=1.0)]
     assert [group.label for group in group_runs(runs)] == ["fedavg (default clip)", "fedavg (clip=1.0)"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,30 +13,16 @@ from fedkeel.cli.console import count, in_json, note, stdout, table
 from fedkeel.cli.pages import Json, examples, option
 from fedkeel.errors import RequestError
 from fedkeel.text import byte_size, duration
+from fedkeel.written_values import check_accuracy
 
 if TYPE_CHECKING:
     from fedkeel.studies.compare import Comparison
     from fedkeel.studies.run_groups import RunGroup
 
 
-def check_share(given: float | None) -> float | None:
-    """An accuracy is a share of the test set."""
-    if given is not None and not 0 < given <= 1:
-        meant = f"{given:g} % is {given / 100:g}" if 1 < given <= 100 else "write 0.75 for 75 %"
-        raise RequestError(f"an accuracy is above 0 and at most 1: {given:g}", meant)
-    return given
-
-
-def check_finite(given: float | None) -> float | None:
-    """A loss may be any number."""
-    if given is not None and not isfinite(given):
-        raise RequestError(f"a target must be finite: {given}", "for example --target 0.5")
-    return given
-
-
 TargetAccuracy = Annotated[
     float | None,
-    option(metavar="ACC", callback=check_share, help="An accuracy such as 0.75; default: the lowest best of all."),
+    option(metavar="ACC", callback=check_accuracy, help="An accuracy such as 0.75; default: the lowest best of all."),
 ]
 Baseline = Annotated[str | None, option(metavar="METHOD", help="Differences are to this one; default: the first.")]
 Latex = Annotated[
@@ -82,7 +67,8 @@ def compare(
     from fedkeel.runs.own_code import describe_edits
     from fedkeel.studies.caveats import code_of, edited_between
     from fedkeel.studies.choice import read_choice
-    from fedkeel.studies.run_groups import group_runs, measure_of
+    from fedkeel.studies.compare import check_target
+    from fedkeel.studies.run_groups import group_runs
 
     form = form_of(json, latex, csv)
     choices = {folder: read_choice(folder) for folder in folders}
@@ -98,8 +84,7 @@ def compare(
         if not edited_between(groups):
             for told in describe_edits([(str(run.path), run.plan.seed, code_of(run)) for run in runs]):
                 note(told)
-    aim = check_finite(target) if str(measure_of(groups)).endswith("loss") else check_share(target)
-    show(groups, aim, baseline, form, tuned=tuned)
+    show(groups, check_target(target, groups), baseline, form, tuned=tuned)
 
 
 def show(

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from fedkeel.cli.compare import check_finite, check_share
 from fedkeel.cli.console import note, say, stderr
 from fedkeel.cli.pages import argument, examples, option
 from fedkeel.text import byte_size, plural, split_words
+from fedkeel.written_values import check_accuracy, check_loss
 
 
 @examples(
@@ -93,4 +93,4 @@ def check_target(target: float | None, folders: Sequence[Path]) -> None:
 
     if target is not None:
         losses = all(str(judged_on(read_rounds(folder))).endswith("loss") for folder in folders)
-        (check_finite if losses else check_share)(target)
+        (check_loss if losses else check_accuracy)(target)

@@ -41,7 +41,7 @@ class StudyRuns:
         if any(isinstance(error.__cause__, OSError | SafetensorError) for error in self.errors.values()):
             raise RunError(
                 "the study stops, since a disk that fails says nothing about a method.",
-                "free some space, then give the same command again",
+                "let it be written again (see above), then give the same command again",
             )
         return [one.run for one in outcomes]
 

@@ -20,6 +20,7 @@ from fedkeel.typed_values import check_fields
 LOSS = Loss()
 
 
+@explain_typos("a phase", MethodError)
 @dataclass(frozen=True)
 class Phase:
     """A part of local work: perturb, take the gradient there, pass it through a chain, step.
@@ -89,6 +90,7 @@ class Phase:
         return max(1, ceil(passes * -(-size // batch_size) - 1e-9))
 
 
+@explain_typos("a method", MethodError)
 @dataclass(frozen=True)
 class Method:
     """Phases of local work, a weighting of the results, and rules of the server and of personal models.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedkeel.errors import MethodError
+from fedkeel.errors import MethodError, explain_typos
 from fedkeel.ranges import NonNegative, Positive
 from fedkeel.typed_values import check_fields
 
@@ -234,3 +234,6 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "evidence": Evidence,
 }
 """Objectives by their names in files."""
+
+for _name, _kind in OBJECTIVES.items():
+    explain_typos(f"objective {_name}", MethodError)(_kind)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from math import cos, inf, pi
 from typing import Any, Literal, NoReturn, Self, cast
 
-from fedkeel.errors import ExperimentError, FedkeelError, UntrustedError, nearest
+from fedkeel.errors import ExperimentError, FedkeelError, UntrustedError, explain_typos, nearest
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.ranges import Count, NonNegative, Positive, Whole
 from fedkeel.text import in_one_line
@@ -203,6 +203,8 @@ SCHEDULES: dict[str, type[Schedule]] = {
 }
 """The schedules by name."""
 
+for _name, _kind in SCHEDULES.items():
+    explain_typos(f"the {_name} schedule", ExperimentError)(_kind)
 
 KEYS = ("schedule", "server_schedule")
 """Where an experiment has schedules."""

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from fedkeel.core.layout import Layout
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
-from fedkeel.errors import FolderError, RunError
+from fedkeel.errors import NO_SPACE, FolderError, RunError
 from fedkeel.text import in_one_line
 
 Arrays = dict[str, NDArray[Any]]
@@ -56,9 +56,11 @@ def write_atomically(path: Path, fill: Callable[[Path], Any], *, synced: bool = 
             temporary.unlink(missing_ok=True)
         if not isinstance(error, OSError | SafetensorError):
             raise
+        full = not isinstance(error, OSError) or error.errno in NO_SPACE  # safetensors does not say why, but in words
         raise RunError(
             f"cannot write {path}: {in_one_line(error).rstrip('.')}",
-            "free some space, or choose another place; an unfinished run goes on with `fedkeel resume`",
+            f"{'free some space' if full else 'let it be written'}, or choose another place; "
+            "an unfinished run goes on with `fedkeel resume`",
         ) from error
 
 

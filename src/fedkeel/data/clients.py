@@ -67,11 +67,13 @@ def refuse_masked(part: Any, whose: str) -> None:
 
 def to_tensor(part: Any) -> Tensor:
     part = np.array(part) if hasattr(part, "to_numpy") else part  # PyTorch would ask a Series for the row called 0
-    if not isinstance(part, np.ndarray) or part.flags.writeable:
-        return torch.as_tensor(part)
+    if not isinstance(part, np.ndarray):
+        return part if isinstance(part, Tensor) else torch.as_tensor(part)
+    if part.flags.writeable:
+        return torch.as_tensor(part, device="cpu")  # not the caller's default
     with warnings.catch_warnings():  # nobody writes into it: rows are taken as copies
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.as_tensor(part)
+        return torch.as_tensor(part, device="cpu")
 
 
 def to_tensors(data: Any, whose: str) -> Sample:

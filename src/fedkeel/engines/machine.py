@@ -133,13 +133,18 @@ def uses_onednn() -> bool:
 
 @contextlib.contextmanager
 def steady(device: torch.device = CPU) -> Iterator[None]:
-    """Use one thread, so that sums do not depend on the number of cores, and keep the caller's random generators."""
+    """Use one thread, so that sums do not depend on the number of cores, and keep the caller's random generators.
+
+    Tensors are made on the CPU unless a device is named, and can be trained, whatever the caller's defaults are.
+    """
+    elsewhere = torch.get_default_device().type != "cpu"
     threads, onednn = torch.get_num_threads(), torch.backends.mkldnn.enabled
     torch.set_num_threads(1)
     torch.backends.mkldnn.enabled = uses_onednn()  # type: ignore[assignment]
     try:
-        with torch.random.fork_rng(devices=list_gpus(device)):
-            yield
+        with torch.random.fork_rng(devices=list_gpus(device)), torch.inference_mode(False):
+            with CPU if elsewhere else contextlib.nullcontext():  # it would slow every call of PyTorch down
+                yield
     finally:
         torch.set_num_threads(threads)
         torch.backends.mkldnn.enabled = onednn

@@ -221,14 +221,15 @@ for stage in RETURNS.keys() - vars(Watched).keys():  # no more is checked of the
 def refuse_draws(place: str, slots: list[Any], call: Callable[[], Any]) -> Any:
     """Call a function of a rule; refuse one that draws from a generator, which nobody could repeat."""
     devices = {slot.device for slot in slots if slot is not None and slot.is_cuda}
-    before = read_generators(devices)
-    result = call()
-    if before != read_generators(devices):
-        raise MethodError(
-            f"{place} draws from a generator of PyTorch, numpy or Python: such a run cannot be repeated.",
-            "`step` and `finish` have a key if the rule has random = True: fedkeel.randomness.keyed_normals(at.key, n)",
-        )
-    return result
+    for _ in range(2):  # another thread may have drawn meanwhile
+        before = read_generators(devices)
+        result = call()
+        if before == read_generators(devices):
+            return result
+    raise MethodError(
+        f"{place} draws from a generator of PyTorch, numpy or Python: such a run cannot be repeated.",
+        "`step` and `finish` have a key if the rule has random = True: fedkeel.randomness.keyed_normals(at.key, n)",
+    )
 
 
 def _versions(slots: list[Any]) -> list[int]:

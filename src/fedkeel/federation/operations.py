@@ -30,17 +30,18 @@ class Operations(Watch):
     def head(self) -> str:
         return self.audit.head
 
-    def explain_full_disk(self) -> contextlib.AbstractContextManager[None]:
+    def explain_refusal(self) -> contextlib.AbstractContextManager[None]:
         """Make what the system refuses to write within the block one line."""
-        hint = "free some space, then start the server again: the run continues"
-        return explain_os_errors(f"cannot write beside {self.out}", hint, RunError)
+        then = "then start the server again: the run continues"
+        fault, full = f"cannot write beside {self.out}", f"free some space, {then}"
+        return explain_os_errors(fault, f"let the server write there, {then}", RunError, full=full)
 
     def write_gauges(self) -> None:
-        with self.explain_full_disk():
+        with self.explain_refusal():
             self.gauges.write(beside(self.out, METRICS))
 
     def note(self, event: str, **facts: Any) -> None:
-        with self.explain_full_disk():
+        with self.explain_refusal():
             self.audit.write(event, facts)
         gauges = self.gauges
         if event == "refused":

@@ -12,7 +12,7 @@ from functools import cache, wraps
 from typing import Any, cast
 
 from fedkeel.core.method import Method
-from fedkeel.errors import FedkeelError, MethodError, nearest, require_known
+from fedkeel.errors import FedkeelError, MethodError, bind, nearest, require_known
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.methods import (
     adaptive,
@@ -29,7 +29,7 @@ from fedkeel.methods import (
 )
 from fedkeel.methods.optimisers import PLUGINS as OPTIMISER_PLUGINS
 from fedkeel.methods.rule_papers import papers_of_parts
-from fedkeel.plugins import find_plugin
+from fedkeel.plugins import Named, find_plugin
 from fedkeel.text import in_one_line
 from fedkeel.typed_values import check_keys, read_values, types_of
 
@@ -49,7 +49,10 @@ def with_named_base(make: Callable[..., Method]) -> Callable[..., Method]:
 
     @wraps(make)
     def taking_names(*values: Any, **settings: Any) -> Method:
-        given = inspect.signature(make).bind(*values, **settings)
+        try:
+            given = inspect.signature(make).bind(*values, **settings)
+        except TypeError:
+            return make(*values, **settings)  # it says what is wrong
         if isinstance(base := given.arguments.get("base"), str):
             given.arguments["base"] = build(base)
         return make(*given.args, **given.kwargs)
@@ -65,7 +68,7 @@ def with_ranges(family: Any, function: str, name: str) -> Callable[..., Method]:
     @wraps(make)
     def checking_values(*values: Any, **settings: Any) -> Method:
         check_keys(settings, signature.parameters, MethodError, f"method {name}", "hyper-parameter")
-        given = signature.bind(*values, **settings)
+        given = bind(signature, values, settings, f"method {name}", MethodError)
         given.arguments.update(_read(name, make, given.arguments))
         return make(*given.args, **given.kwargs)
 
@@ -85,12 +88,16 @@ def _defaults(make: Callable[..., Method]) -> dict[str, Any]:
     return {word: one.default for word, one in parameters if one.default is not inspect.Parameter.empty}
 
 
-METHODS: dict[str, Callable[..., Method]] = {
-    (name := public_name(function)): with_ranges(family, function, name)
-    for family in FAMILIES
-    for function in family.__all__
-}
+METHODS: dict[str, Callable[..., Method]] = Named(
+    "methods",
+    {
+        (name := public_name(function)): with_ranges(family, function, name)
+        for family in FAMILIES
+        for function in family.__all__
+    },
+)
 METHODS["specgradfilter"] = with_named_base(METHODS["specgradfilter"])
+setattr(spectral, "specgradfilter", METHODS["specgradfilter"])  # noqa: B010 - where pickle looks for it
 
 PLUGINS: dict[str, Callable[..., Method]] = {
     "specgradfilter": with_ranges(spectral, "filter_gradients", "specgradfilter"),

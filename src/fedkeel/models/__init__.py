@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -67,7 +68,7 @@ def build(name: str, *, shape: Shape, classes: int, seed: int, **options: Any) -
         raise ModelError(f"a model needs at least one class, not {classes}")
     if ":" not in name:
         _check_request(name, shape, options)
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), drawing_in(torch.float32):
         # not torch.manual_seed, which would also reset the generators of the caller's GPUs
         torch.default_generator.manual_seed(key(seed, "init"))
         if ":" in name:
@@ -77,6 +78,17 @@ def build(name: str, *, shape: Shape, classes: int, seed: int, **options: Any) -
             return card.make(shape, classes, **{**card.defaults, **options})
         except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise ModelError(f"model {name!r} cannot be built with {options}: {error}") from error
+
+
+@contextlib.contextmanager
+def drawing_in(dtype: torch.dtype) -> Iterator[None]:
+    """Make tensors of that type, whatever the caller's default is: another type draws other numbers."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def card_of(name: str) -> ModelCard:

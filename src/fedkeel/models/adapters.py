@@ -17,7 +17,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import wrap_torch_function
 
-from fedkeel.errors import ModelError
+from fedkeel.errors import ModelError, explain_typos
 from fedkeel.models.classifier import head as find_head
 from fedkeel.models.classifier import map_names
 from fedkeel.randomness import key
@@ -118,6 +118,7 @@ def make_adapted(kind: Any) -> Adapted:
     return (made := adapt_class(kind)).__new__(made)
 
 
+@explain_typos("fk.lora", ModelError)
 def lora(
     module: nn.Module,
     rank: Count,

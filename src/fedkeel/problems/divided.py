@@ -19,7 +19,7 @@ from fedkeel.data.partition.partition import divide as divide_labels
 from fedkeel.errors import DataError, ExperimentError, require_known
 from fedkeel.models import build
 from fedkeel.problems.problem import Problem
-from fedkeel.randomness import key
+from fedkeel.randomness import in_turn, key
 
 PARTS = ("train", "test", "label", "name")
 MODEL = 'model="logistic", or a torch.nn.Module'
@@ -69,7 +69,8 @@ def make_problem(data: Any, model: Any, partition: Partitioner | None, partition
     if isinstance(model, str):
         first = to_tensors([*train, test][0] if many else test, "the data")[0]
         outputs = classes or max(1, targets[0][:1].numel())
-        model = build(model, shape=tuple(first.shape[1:]), classes=outputs, seed=seed)
+        with in_turn():
+            model = build(model, shape=tuple(first.shape[1:]), classes=outputs, seed=seed)
     if not isinstance(model, nn.Module):
         raise ExperimentError("data without a model cannot be learned from.", MODEL)
     return Problem(model=model, loss=loss, clients=train, test=test, classes=classes, name=given.get("name"))

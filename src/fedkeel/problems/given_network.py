@@ -10,9 +10,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from fedkeel.errors import ExperimentError
+from fedkeel.errors import ExperimentError, ask_for_object
 
 MODEL = "model=torch.nn.Sequential(…)"
+
+
+def check_function(word: str, given: Any, hint: str) -> None:
+    """Refuse what cannot be called with data: no function, or a class, such as torch.nn.CrossEntropyLoss."""
+    if isinstance(given, type):
+        raise ExperimentError(f"the {word} of a problem is a function, not a class.", ask_for_object(given))
+    if not callable(given):
+        raise ExperimentError(f"the {word} of a problem is a function, not {type(given).__name__}.", hint)
+
+
+def check_params(given: Any) -> None:
+    """Refuse parameters that are no tensors by name."""
+    hint = 'Problem(params={"w": tensor}, …)'
+    if not hasattr(given, "items"):  # torch.nn.ParameterDict is no Mapping
+        raise ExperimentError(f"the params of a problem are tensors by name, not {type(given).__name__}.", hint)
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise ExperimentError(f"the params of a problem are tensors: {name} is {type(value).__name__}.", hint)
+    if not len(given):
+        raise ExperimentError("the params of a problem are empty.", hint)
 
 
 def read_network(given: Any) -> nn.Module | None:
@@ -21,7 +41,8 @@ def read_network(given: Any) -> nn.Module | None:
     if network is None:
         return None
     if not isinstance(network, nn.Module):
-        raise ExperimentError(f"the model of a problem is a module, not {type(network).__name__}.", MODEL)
+        hint = ask_for_object(network) if isinstance(network, type) else MODEL
+        raise ExperimentError(f"the model of a problem is a module, not {type(network).__name__}.", hint)
     if isinstance(network, torch.jit.ScriptModule):
         raise ExperimentError(
             "the model is a TorchScript module, whose parts cannot be found by name.",

@@ -18,11 +18,15 @@ from fedkeel.data.clients import ClientData, NamedRows, Sample, TensorClients, c
 from fedkeel.data.forms import copy_containers, read_forms
 from fedkeel.data.tables import Label
 from fedkeel.errors import ExperimentError, explain_typos
-from fedkeel.problems.given_network import list_classes, read_network
+from fedkeel.problems.given_network import check_function, check_params, list_classes, read_network
 from fedkeel.problems.metrics import find_metrics
 from fedkeel.randomness import choice, key
+from fedkeel.ranges import Count
+from fedkeel.typed_values import read_values, types_of
 
 CLIENTS = "clients=[client_0_data, client_1_data, …]"
+PLAIN = {"head": "fc.*", "classes": 10, "separable": False, "name": "hospitals"}
+"""Fields that are checked by their types, and what they may look like."""
 SEEN_CLIENTS, SEEN_BYTES = 256, 16 << 20
 OF_MODULE = ("_parameters", "_buffers", "_modules")
 Prepare = Callable[[Sample, "NDArray[np.uint64] | None"], Sample]
@@ -49,7 +53,7 @@ class Problem:
     params: Mapping[str, Tensor] | None = None
     test: Any = None
     head: tuple[str, ...] | str | None = None
-    classes: int | None = None
+    classes: Count | None = None
     proxy: Any = None
     metrics: Any = field(default_factory=dict)
     tests: Sequence[Any] | ClientData | None = None  # each client's own test set
@@ -59,37 +63,32 @@ class Problem:
     label: Label | None = None  # of data whose parts have names; several columns are one target
 
     def __post_init__(self) -> None:
+        plain = {word: getattr(self, word) for word in PLAIN}
+        read_values(plain, types_of(Problem), ExperimentError, "a problem", PLAIN)  # as they are: digests hold them
         if isinstance(self.head, str):
             object.__setattr__(self, "head", (self.head,))
         if (self.model is None) == (self.params is None):
             raise ExperimentError(
                 "a problem has either a model or params.", "Problem(model=module, …) or Problem(params={…}, …)"
             )
-        if not callable(self.loss):
-            raise ExperimentError(
-                f"the loss of a problem is a function, not {type(self.loss).__name__}.",
-                "loss=torch.nn.functional.cross_entropy",
-            )
-        if self.prepare is not None and not callable(self.prepare):
-            raise ExperimentError(
-                f"the prepare of a problem is a function, not {type(self.prepare).__name__}.",
-                "prepare=lambda sample, keys: sample",
-            )
-        if self.params is not None and not self.params:
-            raise ExperimentError("the params of a problem are empty.", 'Problem(params={"w": tensor}, …)')
+        check_function("loss", self.loss, "loss=torch.nn.functional.cross_entropy")
+        if self.prepare is not None:
+            check_function("prepare", self.prepare, "prepare=lambda sample, keys: sample")
+        if self.params is not None:
+            check_params(self.params)
         object.__setattr__(self, "model", read_network(self.model))
         forms = read_forms(self.clients, self.test, self.tests, self.proxy, self.label)
         for part, data in (vars(forms) | {"params": self.params, "head": self.head}).items():
             object.__setattr__(self, part, copy_containers(data))
         object.__setattr__(self, "label", None)  # `dataclasses.replace` would look for it in data that are read already
-        if not isinstance(self.clients, Sequence) and not (
-            hasattr(self.clients, "rows") and isinstance(getattr(self.clients, "sizes", None), np.ndarray)
-        ):
-            raise ExperimentError(
-                f"the clients of a problem are a list of their data, or know `sizes` (an array) and `rows`, "
-                f"not {type(self.clients).__name__}.",
-                CLIENTS,
-            )
+        for word, data in (("clients", self.clients), ("tests", () if self.tests is None else self.tests)):
+            knows = hasattr(data, "rows") and isinstance(getattr(data, "sizes", None), np.ndarray)
+            if not isinstance(data, Sequence) and not knows:
+                raise ExperimentError(
+                    f"the {word} of a problem are a list of their data, or know `sizes` (an array) and `rows`, "
+                    f"not {type(data).__name__}.",
+                    CLIENTS if word == "clients" else "tests=[client_0_test, client_1_test, …]",
+                )
         if isinstance(self.clients, Sequence) and len(self.clients) == 0:
             raise ExperimentError("a problem needs at least one client.", CLIENTS)
         object.__setattr__(self, "metrics", find_metrics(self.metrics))

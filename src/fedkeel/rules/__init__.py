@@ -1,6 +1,6 @@
 """The ideas. Each is a frozen dataclass whose fields are the paper's hyper-parameters."""
 
-from fedkeel import errors
+from fedkeel import errors, plugins
 from fedkeel.core.rule import Rule
 from fedkeel.rules.agreement import *
 from fedkeel.rules.averages import *
@@ -24,9 +24,12 @@ from fedkeel.rules.server_rules import *
 from fedkeel.rules.shared_moments import *
 from fedkeel.rules.weights import *
 
-RULES: dict[str, type[Rule]] = {
-    name: errors.explain_typos(f"rule {name}", errors.MethodError)(kind)
-    for name, kind in sorted(globals().items())
-    if isinstance(kind, type) and kind is not Rule
-}
+RULES: dict[str, type[Rule]] = plugins.Named(
+    "rules",
+    {
+        name: errors.explain_typos(f"rule {name}", errors.MethodError)(kind)
+        for name, kind in sorted(globals().items())
+        if isinstance(kind, type) and kind is not Rule
+    },
+)
 """The rules that the modules list in their `__all__`."""

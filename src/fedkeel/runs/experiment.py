@@ -32,7 +32,8 @@ from fedkeel.problems.policy import Evaluation
 from fedkeel.problems.problem import Problem, Recorded, digest_of
 from fedkeel.ranges import Count, NonNegative, Passes, Positive, PositiveShare, Seed, ShareBelowOne, Whole
 from fedkeel.runs.plan import PLAIN, Plan, plan
-from fedkeel.typed_values import check_table, read_values, types_of
+from fedkeel.typed_values import check_table, read_values, show_value, types_of
+from fedkeel.written_values import hash_of
 
 log = logging.getLogger("fedkeel")
 
@@ -115,6 +116,10 @@ class Experiment:
             object.__setattr__(self, name, copy.deepcopy(value) if isinstance(value, dict | list) else value)
         _ = self.plan  # bad values are refused here, not when they are needed
 
+    def __hash__(self) -> int:
+        """Equal experiments have equal hashes, also where they hold tables and lists."""
+        return hash(tuple(hash_of(getattr(self, field.name)) for field in fields(self)))
+
     @cached_property
     def plan(self) -> Plan:
         """Every value in its final form: as it was asked for here, as the data set's preset says, or plain."""
@@ -161,10 +166,12 @@ class Experiment:
         return data | {"method": composition.save(self.plan.method)}
 
     @staticmethod
+    @explain_typos("fk.Experiment.load")
     def load(data: Mapping[str, Any], *, trust: bool | Trust = False) -> Experiment:
-        """From a file's data, to be trained. Unknown keys are errors that name the nearest known one.
+        """Make an experiment to be trained of a file's table, not of its path: `tomllib.loads(path.read_text())`.
 
-        Code that the file names is imported with `trust` only. What an older file now means is logged.
+        Unknown keys are errors that name the nearest known one. Code that the file names is imported with `trust` only.
+        What an older file now means is logged.
         """
         made = Experiment.read(data, trust=trust)
         note_new_default(data)
@@ -174,6 +181,7 @@ class Experiment:
     def read(data: Mapping[str, Any], *, trust: bool | Trust = False, typed: Collection[str] = ()) -> Experiment:
         """The same without a word, of what a file gives in part or not at all; keys in `typed` come from a command
         line."""
+        check_is_table(data)
         for word in ("problem", "model"):
             if from_python(data.get(word)):
                 raise lost(word)
@@ -213,6 +221,15 @@ class Experiment:
     def fingerprint(self) -> str:
         """Identity of the result: engine, device and precision are not part of it; nor is how long it goes on."""
         return fingerprint_of(self.save(), self.plan.sets_copies_aside)
+
+
+def check_is_table(data: object) -> None:
+    """Refuse what is no table of an experiment: the path of a file, a list."""
+    if not isinstance(data, Mapping):
+        raise ExperimentError(
+            f"an experiment is read from a table, not from {show_value(data)}.",
+            "of a file: fk.Experiment.load(tomllib.loads(path.read_text())); of a run: fk.load_run(folder).experiment",
+        )
 
 
 def fingerprint_of(saved: Mapping[str, Any], by_sample: bool = False) -> str:

@@ -25,11 +25,13 @@ from fedkeel.runs import checkpoint
 from fedkeel.runs.checkpoint import check_base
 from fedkeel.runs.environment import changed_functions, describe_leak, leaks, read_clients
 from fedkeel.runs.experiment import Experiment, fingerprint_of
-from fedkeel.runs.folder import RESULT, read_experiment, read_json, read_rounds, resume_command
+from fedkeel.runs.folder import RESULT, folder_of, read_experiment, read_json, read_rounds, resume_command
 from fedkeel.runs.kept import Followed, KeptModel, read_kept
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.record import COLUMNS, RoundRecord, by_round, client_rows, counted, make_frame, result, round_rows
 from fedkeel.runs.run_folder import RunFolder
+from fedkeel.typed_values import show_value
+from fedkeel.written_values import check_accuracy
 
 if TYPE_CHECKING:
     import pandas
@@ -156,7 +158,9 @@ class Run:
         return by_round(self.records, measure)
 
     def rounds_to(self, accuracy: float) -> int | None:
-        """Find the first round that reaches an accuracy."""
+        """Find the first round that reaches an accuracy, a share of the samples: 0.75."""
+        if check_accuracy(accuracy) is None:
+            raise RequestError("an accuracy is a number, not None.", "run.rounds_to(0.75)")
         scored = counted(self.records, self.plan.evaluate_every)
         return next((r.round for r in scored if r.accuracy is not None and r.accuracy >= accuracy), None)
 
@@ -196,9 +200,10 @@ def load_run(path: str | PathLike[str], *, problem: Problem | None = None, trust
     Of a problem or network given from Python there are numbers and weights: `params`; with the same `problem` given
     again also `model()`, and all that needs the data.
     """
-    folder = Path(path)
+    folder = folder_of(path, "the run to load", 'fk.load_run("runs/first")')
     data = read_experiment(folder)
-    experiment = Experiment.recall(data, Trust.given(trust) if trust else Trust.NOTHING)
+    level = Trust.given(trust)
+    experiment = Experiment.recall(data, level if trust else Trust.NOTHING)
     read_clients(folder)  # to know that it can be read
     leaking = leaks(folder, experiment.plan)
     identity = fingerprint_of(data, experiment.plan.sets_copies_aside and not leaking)
@@ -235,6 +240,8 @@ def with_problem(experiment: Experiment, problem: Problem, folder: Path) -> Expe
     """Give an experiment that was read from a folder its problem back; refuse another one."""
     if not isinstance(experiment.problem, Recorded):
         raise RequestError(f"{folder} has a data set, not a problem of its own.", "leave the problem out")
+    if not isinstance(problem, Problem):
+        raise RequestError(f"a run is given its Problem back, not {show_value(problem)}.", "problem=fk.Problem(…)")
     if problem.digest() != experiment.problem.digest():
         raise RequestError(
             f"{folder} was trained on another problem: {experiment.problem.digest()}, not {problem.digest()}.",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
 import shlex
 import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedkeel.errors import FolderError, explain_os_errors
+from fedkeel.errors import FolderError, RequestError, explain_os_errors
 from fedkeel.runs.checkpoint import list_checkpoints, round_of
 from fedkeel.runs.record import RoundRecord
 from fedkeel.text import make_printable, shorten
@@ -38,6 +39,8 @@ file is gone when all have begun."""
 FORMAT = 1
 """The form of a run folder: it rises only when an older fedkeel would misread a newer folder; 0.1.0 wrote no number."""
 
+UNREAD = "put the file back, or allow it to be read; nothing was changed"
+
 RESERVED = re.compile(r"(?i)(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?")
 """Names that some systems keep for their devices."""
 
@@ -51,10 +54,20 @@ def folder_name(label: str) -> str:
     return f"{name}-" if RESERVED.fullmatch(name) else name
 
 
+def folder_of(given: object, what: str, hint: str) -> Path:
+    """The path of a folder as a user gives it; refuse what is no path."""
+    path = os.fspath(given) if isinstance(given, os.PathLike) else given
+    if not isinstance(path, str):
+        raise RequestError(f"{what} is the path of a folder, not {type(given).__name__}.", hint)
+    if "\0" in path:
+        raise RequestError(f"{what} is the path of a folder, which holds no zero character: {path}", hint)
+    return Path(os.path.expanduser(path))  # or a folder called ~ would be made
+
+
 def read_text(path: Path, hint: str = "restore it from a copy") -> str:
     """Read a file of a run as text; what cannot be read is an error in one line."""
     try:
-        with explain_os_errors(f"cannot read {path}", "put the file back, or allow it to be read; nothing was changed"):
+        with explain_os_errors(f"cannot read {path}", UNREAD):
             return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise FolderError(f"{path} is damaged: it is not text ({error.reason}).", hint) from None
@@ -102,8 +115,9 @@ def read_environment(path: Path) -> dict[str, Any]:
 
 def read_json(file: Path) -> dict[str, Any]:
     """Read a file of a run; nothing where it is absent, an error where it is damaged."""
-    if not file.exists():
-        return {}
+    with explain_os_errors(f"cannot read {file}", UNREAD):  # a name that is too long, a folder that is closed
+        if not file.exists():
+            return {}
     hint = (
         f"{resume_command(file.parent)} makes it again"
         if file.name == RESULT

@@ -58,6 +58,13 @@ class ProgressLine:
     def finished(self, run: Run) -> None:
         stopped = describe_stop(run.result)
         self.put(f"  {stopped}\n" if stopped else "\n")
+        self.length = 0
+
+    def end(self) -> None:
+        """End the line of a run that was not finished: what is told next stands below it."""
+        if self.length:
+            self.put("\n")
+            self.length = 0
 
     def write(self, done: int, text: str) -> None:
         filled = WIDTH * done // max(1, self.rounds)

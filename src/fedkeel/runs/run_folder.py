@@ -14,7 +14,7 @@ import tomli_w
 from filelock import FileLock, Timeout
 
 from fedkeel.core.states import write_text
-from fedkeel.errors import FolderError, RequestError, RunError, explain_os_errors
+from fedkeel.errors import FolderError, RunError, explain_os_errors
 from fedkeel.runs.checkpoint import find_newest, list_checkpoints, list_halves, prune, remove
 from fedkeel.runs.folder import (
     DIVERGED,
@@ -25,6 +25,7 @@ from fedkeel.runs.folder import (
     SUMS,
     TIMING,
     checksum,
+    folder_of,
     line_of,
     read_experiment,
     rounds_in,
@@ -44,9 +45,7 @@ class RunFolder:
 
     @staticmethod
     def of(out: str | os.PathLike[str]) -> RunFolder:
-        if not isinstance(out, str | os.PathLike):
-            raise RequestError(f"out is the path of a folder, not {type(out).__name__}.", 'out="runs/first"')
-        return RunFolder(Path(out))
+        return RunFolder(folder_of(out, "out", 'out="runs/first"'))
 
     @property
     def checkpoints(self) -> Path:
@@ -141,7 +140,8 @@ class RunFolder:
         for old in (self.path / RESULT, self.path / DIVERGED, *list_halves(self.path)):
             remove(old)
         prune(self.checkpoints)
-        with explain_os_errors(f"cannot write into {self.path}", "free some space, or choose another folder"):
+        full, other = "free some space, or choose another folder", "let it be written, or choose another folder"
+        with explain_os_errors(f"cannot write into {self.path}", other, full=full):
             self.checkpoints.mkdir(exist_ok=True)
             self.lines = open(self.path / ROUNDS, "a", encoding="utf-8", newline="\n")
             self.sums = open(self.path / SUMS, "a", encoding="utf-8", newline="\n")
@@ -170,7 +170,8 @@ class RunFolder:
         )
 
     def _append(self, file: IO[str], text: str) -> None:
-        with explain_os_errors(f"cannot write {file.name}", "free some space, then `fedkeel resume`", RunError):
+        full, other = "free some space, then `fedkeel resume`", "let it be written, then `fedkeel resume`"
+        with explain_os_errors(f"cannot write {file.name}", other, RunError, full=full):
             file.write(text)
             file.flush()
 

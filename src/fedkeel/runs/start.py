@@ -28,6 +28,7 @@ from fedkeel.problems.sound_data import check_data, check_pairs
 from fedkeel.problems.task import Task
 from fedkeel.problems.try_objectives import describe_other_loss
 from fedkeel.problems.try_out import try_out
+from fedkeel.randomness import in_turn
 from fedkeel.ranges import NonNegative
 from fedkeel.runs.callbacks import Callback
 from fedkeel.runs.claim import claim, warn_of_changes
@@ -57,7 +58,7 @@ from fedkeel.runs.notes import (
 )
 from fedkeel.runs.observers import Observer, as_list, find_observers
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
-from fedkeel.runs.progress_line import follow
+from fedkeel.runs.progress_line import ProgressLine, follow
 from fedkeel.runs.run_folder import RunFolder
 from fedkeel.typed_values import read_values, types_of
 
@@ -91,6 +92,7 @@ def run(
     `metrics` are measured in every evaluation: "f1", "auc", "ece", functions of (predictions, targets), "module:name".
     `progress` None shows a line in a terminal or a notebook, True always, False never; or give a follower of your own.
     `dtype` is torch.float32, torch.bfloat16 or torch.float64, or its name: "bfloat16".
+    Runs in several threads of a process take turns.
     """
     followers = as_list(track), find_callbacks(callbacks), find_metrics(metrics)
     place = device_of(settle_device(engine, device))
@@ -98,8 +100,11 @@ def run(
     attempts = 1
     while True:
         try:
-            with session(on.device) as closing:
-                started = start(experiment, out, on, follow(progress), closing)
+            with in_turn(), session(on.device) as closing:
+                follower = follow(progress)
+                if isinstance(follower, ProgressLine):
+                    closing.callback(follower.end)
+                started = start(experiment, out, on, follower, closing)
                 check_room([started.loop])
                 return started.drive()
         except StatesLost as error:

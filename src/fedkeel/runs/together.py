@@ -22,12 +22,14 @@ from fedkeel.problems.metrics import Given as Metrics
 from fedkeel.problems.metrics import find_metrics
 from fedkeel.problems.problem import digest_of
 from fedkeel.problems.try_out import is_of_device
+from fedkeel.randomness import in_turn
 from fedkeel.runs.disk_room import check_room, find_disk
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.following import Given, find_callbacks
 from fedkeel.runs.loop import Progress
 from fedkeel.runs.observers import Observer, as_list
+from fedkeel.runs.progress_line import follow
 from fedkeel.runs.start import CHECKPOINT_SECONDS, Place, Started, require_experiment, session, start
 from fedkeel.text import in_one_line
 
@@ -65,7 +67,7 @@ def run_together(
     device: str = "auto",
     dtype: torch.dtype | str = torch.float32,
     keep_params: bool = False,
-    progress: Sequence[Progress | None] = (),
+    progress: Sequence[Progress | bool | None] = (),
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     command: Sequence[str] | None = None,
     track: Sequence[str | Observer] | str | Observer = (),
@@ -92,11 +94,12 @@ def run_together(
     if progress:
         check_list(progress, "followers", "progress=[one for each]", len(experiments))
     nothing = [None] * len(experiments)
+    watching = [None if one is None else follow(one) for one in progress or ()] or nothing
     followers = as_list(track), find_callbacks(callbacks), find_metrics(metrics)
     found, kind = device_of(device), read_precision(dtype)
     place = Place("stacked", found, kind, None, keep_params, checkpoint_seconds, command, *followers)
-    with session(place.device) as closing:
-        given = zip(experiments, out or nothing, progress or nothing, strict=True)
+    with in_turn(), session(place.device) as closing:
+        given = zip(experiments, out or nothing, watching, strict=True)
         begun = refuse_without_room([start_alone(*one, place, closing) for one in given])
         started = [one for one in begun if isinstance(one, Started)]
         driven = iter(drive_together(started, closing) if started else [])
@@ -113,7 +116,7 @@ def check_list(given: object, what: str, hint: str, count: int | None = None) ->
 
 def check_apart(folders: Sequence[str | PathLike[str] | None]) -> None:
     """Refuse a folder that is given to two runs."""
-    places = [Path(folder).resolve() for folder in folders if isinstance(folder, str | PathLike)]
+    places = [Path(folder).expanduser().resolve() for folder in folders if isinstance(folder, str | PathLike)]
     for place in places:
         if places.count(place) > 1:
             raise RequestError(f"two experiments were given the folder {place}.", "out=[one for each]")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ from fedkeel.runs.record import judged_on, make_frame
 from fedkeel.studies import cost_to_target as cost
 from fedkeel.studies.caveats import edited_between, place_of
 from fedkeel.studies.run_groups import NUMBERS, RunGroup, group_runs, measure_of
+from fedkeel.typed_values import show_value
+from fedkeel.written_values import check_accuracy, check_loss
 
 if TYPE_CHECKING:
     import pandas
@@ -119,6 +121,9 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return plain | {f"{key}_{name}": value for key, part in parts.items() for name, value in part.items()}
 
 
+LIST = "fk.compare([run, another]), or their folders"
+
+
 @explain_typos("fk.compare")
 def compare(
     runs: Sequence[Run | str | PathLike[str]], *, baseline: str | None = None, target: float | None = None
@@ -128,13 +133,25 @@ def compare(
     The log names code of one's own that was edited between runs, and means that leave seeds out; the document has them
     under `edited` and `gaps`.
     """
-    found = [run if isinstance(run, Run) else load_run(run) for run in runs]
-    if not found:
-        raise RequestError("there is nothing to compare.", "fk.compare([run, another])")
-    made = Comparison.of(group_runs(found), baseline, target)
+    if not isinstance(runs, Iterable) or isinstance(runs, str | PathLike | Mapping):
+        raise RequestError(f"fk.compare takes a list of runs, not {type(runs).__name__}.", LIST)
+    given = list(runs)
+    if not given:
+        raise RequestError("there is nothing to compare.", LIST)
+    for run in given:
+        if not isinstance(run, Run | str | PathLike):
+            raise RequestError(f"runs and folders of runs are compared, not {show_value(run)}.", LIST)
+    found = [run if isinstance(run, Run) else load_run(run) for run in given]
+    groups = group_runs(found)
+    made = Comparison.of(groups, baseline, check_target(target, groups))
     for told in (*edited_between(made.groups), *made.gaps):
         log.warning("%s", told)
     return made
+
+
+def check_target(target: Any, groups: Sequence[RunGroup]) -> float | None:
+    """Return a target that runs can be held to, or None; an accuracy is a share, a loss any number."""
+    return (check_loss if str(measure_of(groups)).endswith("loss") else check_accuracy)(target)
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel import randomness
-from fedkeel.errors import DataError, ExperimentError
+from fedkeel.errors import DataError, ExperimentError, ask_for_object
 from fedkeel.typed_values import check_fields, show_value
 
 Integers = NDArray[np.int64]
@@ -190,8 +190,9 @@ class Checked:
 
     def __post_init__(self) -> None:
         name, base = type(self).__name__, getattr(self, "base", self)
-        if not hasattr(base, "divide"):
-            raise ExperimentError(f"base of {name} must be a partition: {show_value(base)}", "fk.Iid(100)")
+        if not hasattr(base, "divide") or isinstance(base, type):
+            hint = ask_for_object(base) if isinstance(base, type) else "fk.Iid(100)"
+            raise ExperimentError(f"base of {name} must be a partition: {show_value(base)}", hint)
         check_fields(self, ExperimentError, name)
 
 

@@ -17,21 +17,24 @@ from fedkeel.data.partition.natural import Natural
 from fedkeel.data.partition.own import NAME, PYTHON, OwnPartition, is_own, read_own
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.pathological import Pathological
-from fedkeel.errors import ExperimentError, explain_typos, require_known
+from fedkeel.errors import ExperimentError, ask_for_object, explain_typos, require_known
 from fedkeel.importing import Trust
-from fedkeel.plugins import find_plugin
+from fedkeel.plugins import Named, find_plugin
 from fedkeel.typed_values import check_table
 from fedkeel.written_values import check_whole, parse_fields
 
-PARTITIONS: dict[str, type[Any]] = {
-    "iid": Iid,
-    "dirichlet": Dirichlet,
-    "pathological": Pathological,
-    "quantity-skew": QuantitySkew,
-    "natural": Natural,
-    "long-tail": LongTail,
-    "feature-shift": FeatureShift,
-}
+PARTITIONS: dict[str, type[Any]] = Named(
+    "partitions",
+    {
+        "iid": Iid,
+        "dirichlet": Dirichlet,
+        "pathological": Pathological,
+        "quantity-skew": QuantitySkew,
+        "natural": Natural,
+        "long-tail": LongTail,
+        "feature-shift": FeatureShift,
+    },
+)
 
 for _name, _kind in PARTITIONS.items():
     explain_typos(f"partition {_name}", ExperimentError)(_kind)
@@ -48,6 +51,9 @@ def load_partition(given: Any, trust: Trust = Trust.NOTHING) -> Partitioner:
     if isinstance(given, str):
         given = parse_partition(given)
     if not isinstance(given, Mapping):
+        if isinstance(given, type):
+            line = f"a partition is a name or a Partitioner, not the class {given.__name__}."
+            raise ExperimentError(line, ask_for_object(given))
         if type(given) in PARTITIONS.values() or hasattr(given, "divide"):
             return given
         raise ExperimentError(f"a partition is a name or a Partitioner, not {type(given).__name__}.", "fk.Dirichlet(…)")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.data.dataset import Hub
-from fedkeel.data.storage.folder import NO_SPACE, Draft
+from fedkeel.data.storage.folder import TOO_MUCH, Draft
 from fedkeel.data.storage.pictures import without_postscript
 from fedkeel.errors import DataError
 
@@ -88,7 +88,7 @@ def explain_errors(draft: Draft, split: str) -> Iterator[None]:
         raise
     except Exception as error:
         for cause in walk_causes(error):
-            if isinstance(cause, OSError) and cause.errno in NO_SPACE:
+            if isinstance(cause, OSError) and cause.errno in TOO_MUCH:
                 raise cause from None
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise DataError(

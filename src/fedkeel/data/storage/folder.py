@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedkeel.data.dataset import Dataset, DatasetCard
 from fedkeel.data.storage.array_headers import read_header
 from fedkeel.data.storage.source import Source
-from fedkeel.errors import DataError
+from fedkeel.errors import NO_SPACE, DataError
 from fedkeel.text import byte_size, in_one_line
 
 Progress = Callable[[str, int, int], None]
@@ -28,7 +28,7 @@ Progress = Callable[[str, int, int], None]
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 DAY = 86_400  # seconds
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+TOO_MUCH = (*NO_SPACE, errno.EFBIG)
 
 
 def data_root(root: Path | str | None = None) -> Path:
@@ -212,7 +212,7 @@ def drafting(source: Source, root: Path, progress: Progress | None = None) -> It
         error.hint = error.hint or source.import_hint
         raise
     except OSError as error:
-        if error.errno in NO_SPACE:
+        if error.errno in TOO_MUCH:
             raise no_space(source, root) from error
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise DataError(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedkeel.data.dataset import Url
 from fedkeel.data.storage.archives import BLOCK, check_file
-from fedkeel.data.storage.folder import NO_SPACE, Draft, Progress
+from fedkeel.data.storage.folder import TOO_MUCH, Draft, Progress
 from fedkeel.errors import DataError
 
 TIMEOUT = 60.0  # seconds without a byte
@@ -24,7 +24,7 @@ def fetch_from_url(draft: Draft) -> None:
     try:
         download(home.address, file, draft.progress)
     except (OSError, http.client.HTTPException) as error:
-        if isinstance(error, OSError) and error.errno in NO_SPACE:
+        if isinstance(error, OSError) and error.errno in TOO_MUCH:
             raise
         if isinstance(error, urllib.error.HTTPError):
             error.close()  # it is the answer, too, and holds the connection
