@@ -471,7 +471,7 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
         return f"by {found.interval.mean:.2f}", f"({found.interval.low:.2f} to {found.interval.high:.2f}", found
 
     assert f"the {ledger.spent(entries)[0]} runs in `results/ledger.jsonl`" in said
-    whole = {entry.run for entry in ledger.standing(ledger.keep_newest(entries)) if not entry.shortened}
+    whole = ledger.furthest(e for e in ledger.standing(ledger.keep_newest(entries)) if not e.shortened)
     assert f"{len(whole)} that stand are as long as the paper's" in said
     counts = [sum(d.verdict == word for d in decisions) for word in ("confirmed", "contradicted", "undecided")]
     counted = all(d.claim.measure != "numbers" for d in decisions if d.verdict == "confirmed")

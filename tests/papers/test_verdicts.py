@@ -7,7 +7,7 @@ from for_each import for_each
 
 from fedkeel.papers import Cell, Table, find
 from fedkeel.papers.discrepancies import contradictions
-from fedkeel.papers.ledger import Entry, keep_newest
+from fedkeel.papers.ledger import Entry, furthest, keep_newest
 from fedkeel.papers.noise import NoiseOfLedger
 from fedkeel.papers.reproduce import done, runs_of, settings_of
 from fedkeel.papers.results_page import distinct_leads, page
@@ -129,6 +129,36 @@ def test_a_longer_run_is_taken_at_the_cells_own_last_round():
     (cut,) = runs_of(short, [line])
     assert (cut.seconds, cut.step, cut.mean_last) == (pytest.approx(5000.0), None, None)
     assert done(short, 0, None, [line])
+
+
+def test_a_cell_takes_the_run_of_its_own_length_before_a_longer_training():
+    """Both have the cell's settings and seed; 800 rounds that end at 80 % stood at 50 % after 500, the other at 52."""
+    of = cell("A", 50.0, experiment=SETTINGS | {"rounds": 500, "augment": "A"})
+    own, long = entry("A", 52.0, rounds=500, rounds_paper=500), entry("A", 80.0, rounds=800, rounds_paper=800)
+    for lines in ([own, long], [long, own]):
+        assert [judge([replace(of, evaluation=which)], lines)[0].mean for which in ("best", "last")] == [52.0] * 2
+    timeless = [replace(own, bests=[]), long]  # does not tell when a target was reached
+    assert judge([replace(of, kind="rounds", target=25.0)], timeless)[0].mean == 250
+    other = replace(long, seed=1)
+    assert [round(value, 6) for value in judge([of], [own, long, other])[0].values] == [52.0, 50.0]
+
+
+def test_a_longer_line_continues_a_shorter_one_if_both_tell_the_same_rounds():
+    long = entry("A", 80.0, rounds=800)
+    short = long.until(500)
+    assert long.continues(short)
+    assert len(furthest([short, long])) == 1
+    others = [
+        replace(short, seed=1),
+        replace(short, bests=[*short.bests[:-1], [500, 50.01]]),
+        replace(short, bests=short.bests[:-1]),
+        replace(short, last=49.0),  # no best round, so that only the curve tells
+        replace(short, bests=[]),  # an older line, which does not tell
+    ]
+    for other in others:
+        assert not long.continues(other)
+        assert furthest([other, long]) == [other, long]
+    assert not short.continues(long)
 
 
 @pytest.mark.parametrize(

@@ -150,11 +150,12 @@ def write_numbers(finding: Finding) -> list[str]:
 # ---- runs of full length -------------------------------------------------------------------------------------------
 def list_long_runs(decisions: Sequence[Decision], entries: Sequence[Entry]) -> list[str]:
     """The runs of full length, by the claims that they decide."""
-    runs = {run.run: run for run in find_full_length(entries)}
+    runs = {run.identity: run for run in find_full_length(entries)}
     rows, used = [], set()
     for decision in decisions:
         sides = [side for finding in decision.findings if not finding.looked_at for side in finding.sides]
-        served = {entry.run for side in sides if not side.shortened for entry in side.entries} & runs.keys()
+        full = [entry for side in sides if not side.shortened for entry in side.entries]
+        served = {key for key, run in runs.items() if any(run == entry or run.continues(entry) for entry in full)}
         used |= served
         if served:
             rows.append(

@@ -99,7 +99,8 @@ class Entry:
 
     @property
     def run(self) -> tuple[Any, ...]:
-        """The same for a run that was shortened first and for what it became when it went on."""
+        """The same for a run that was shortened first and for what it became when it went on; but also for another
+        training with its settings and seed: `continues` tells them apart."""
         made = json.dumps(self.settings, sort_keys=True) if self.settings else (*self.cell, self.fingerprint)
         return made, self.seed
 
@@ -141,6 +142,14 @@ class Entry:
             curve={at: value for at, value in self.curve.items() if at.isdecimal() and float(at) <= round},
             spectra=cut_spectra(self.spectra, round),
         )
+
+    def continues(self, other: Entry) -> bool:
+        """Whether this is what a shorter run became when it went on, by what both lines say of the rounds up to there.
+        Settings and seed do not tell: on a GPU they give other numbers the next time."""
+        if self.run != other.run or self.rounds <= other.rounds or not other.bests:
+            return False
+        same = [pair for pair in self.bests if pair[0] <= other.rounds] == other.bests
+        return same and self.at_round(other.rounds) in (None, other.last)
 
     def rounds_to(self, accuracy: float) -> int | None:
         """Find the first round that reached an accuracy."""
@@ -226,12 +235,11 @@ def standing(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def furthest(entries: Iterable[Entry]) -> list[Entry]:
-    """Keep each run once, as far as it came."""
-    found: dict[tuple[Any, ...], Entry] = {}
+    """Keep each run once, as far as it came: all but those that a longer line continues."""
+    found: dict[tuple[Any, ...], list[Entry]] = {}
     for entry in entries:
-        if entry.run not in found or found[entry.run].rounds < entry.rounds:
-            found[entry.run] = entry
-    return list(found.values())
+        found.setdefault(entry.run, []).append(entry)
+    return [e for alike in found.values() for e in alike if not any(other.continues(e) for other in alike)]
 
 
 def spent(entries: Iterable[Entry]) -> tuple[int, float, list[str]]:
