@@ -514,6 +514,26 @@ def test_rows_that_tie_here_speak_against_a_paper_that_has_them_far_apart():
         assert leads(table, judged)[0].verdict == ("not judged" if verdict == "shortened" else verdict)
 
 
+@for_each("kind", ["rounds", "relative bytes", "seconds per round"])
+def test_so_do_rounds_and_bytes_but_not_seconds(kind):
+    """A and B take 80 and 81 rounds here, and 60 and 30 in the paper; C stands where the paper has it."""
+    scale = 0.01 if kind == "relative bytes" else 1.0
+    cells = [cell(row, scale * told, kind=kind, target=40.0) for row, told in (("A", 60), ("B", 30), ("C", 10))]
+    taken = {"A": 80, "B": 81, "C": 20}
+    lines = [entry(row, 50.0, bests=[[n, 40.0]], seconds=100.0 * n) for row, n in taken.items()]
+    seconds = kind == "seconds per round"
+    assert verdicts(cells[:2], lines) == ["another machine" if seconds else "differs"] * 2
+    assert verdicts(cells, lines)[:2] == ["ordering holds" if seconds else "differs"] * 2
+
+
+def test_rounds_vary_by_a_share_of_the_larger_number():
+    """55.5 against 50 rounds: they differ by more than twice 5 % of the paper's number, by less than that of ours."""
+    lines = [entry("A", 50.0, seed=seed, bests=[[n, 40.0]]) for seed, n in enumerate((55, 56))]
+    (judged,) = judge([cell("A", 50.0, kind="rounds", target=40.0)], lines, noise=NoiseOfLedger([]))
+    assert (judged.noise, judged.noise_here) == (pytest.approx(2.5), pytest.approx(2.775))
+    assert judged.verdict == "within seed noise"
+
+
 def test_a_run_whose_schedule_is_shorter_is_told_from_none():
     settings = SETTINGS | {"augment": "A", "schedule": "cosine"}
     of = cell("A", 50.0, experiment=settings | {"rounds": 100})
