@@ -494,6 +494,31 @@ def test_a_question_that_changes_one_choice_was_a_try():
     assert found.tried == ["`partition.clients = 30` (chosen: 20): 70.00 after 100 rounds (1 seed)"]
 
 
+def test_a_question_that_changes_a_number_of_the_method_was_a_try_and_one_that_changes_its_form_was_not():
+    made = SETTINGS | {"augment": "A", "method": {"name": "fedfft", "rho": 0.1, "form": "low"}}
+    of = cell("A", 80.0, experiment=made | {"rounds": 100})
+
+    def ask(value, **method):
+        return entry("asked", value, paper="questions", settings=made | {"method": made["method"] | method})
+
+    lines = [entry("A", 60.0, settings=made), ask(70.0, rho=0.01), ask(71.0, form="high"), ask(72.0, ratio=0.05)]
+    (found,) = contradictions(judge([of], lines), lines)
+    assert found.tried == [
+        "`method.rho = 0.01` (chosen: 0.1): 70.00 after 100 rounds (1 seed)",
+        "`method.ratio = 0.05`: 72.00 after 100 rounds (1 seed)",
+    ]
+
+
+def test_tries_are_gathered_by_their_settings_and_the_longest_are_shown():
+    other = SETTINGS | {"augment": "A", "lr": 0.5}
+    short = entry("A", 20.0, rounds=20, settings=other)  # for the cell
+    asked = entry("asked", 69.0, paper="questions", settings=other)
+    elsewhere = entry("B", 71.0, seed=1, settings=other)  # for another cell
+    lines = [entry("A", 60.0), short, asked, elsewhere]
+    (found,) = contradictions(judge([cell("A", 80.0)], lines), lines)
+    assert found.tried == ["`lr = 0.5` (chosen: 0.1): 70.00 after 100 rounds (2 seeds)"]
+
+
 def test_a_shortened_run_contradicts_nothing_yet():
     cells = [cell("A", 80.0), cell("B", 70.0)]
     lines = [entry("A", 5.0, rounds=20), entry("B", 8.0, rounds=20)]
