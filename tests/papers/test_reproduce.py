@@ -276,6 +276,21 @@ def test_a_line_waits_until_another_process_has_written_its_own(tmp_path):
     assert [entry.seed for entry in ledger.read(path)] == [0, 1]
 
 
+def test_a_line_without_a_digest_of_its_model_says_why_or_is_refused(tmp_path):
+    path, told = tmp_path / "ledger.jsonl", line_of(model_digest="", undigested="lost <with> its machine")
+    with pytest.raises(fk.RunError, match=r"no digest of its model: fedfft:1 FedAvg, cifar10, 0\.1, seed 0"):
+        ledger.append(line_of(model_digest=""), path)
+    assert not path.exists()
+    ledger.append(told, path)
+    assert ledger.read(path) == [told]
+    text = page([told, replace(told, seed=1), line_of(seed=2, model_digest=""), line_of(seed=3)])
+    assert "no model can be held against their numbers: 3.\n" in text
+    named = "fedfft:1 FedAvg, cifar10, 0.1, seed {}, 200 rounds"
+    assert f"- lost &lt;with&gt; its machine: {named.format(0)}; {named.format(1)}.\n" in text
+    assert f"- they do not say why: {named.format(2)}.\n" in text
+    assert "no digest" not in page([line_of()])
+
+
 def test_a_ledger_that_breaks_off_without_a_new_line_is_gone_on_with(tmp_path):
     path = tmp_path / "ledger.jsonl"
     first, second, third = (line_of(seed=seed, row="Ä") for seed in range(3))
@@ -587,6 +602,7 @@ def test_every_entry_of_the_ledger_belongs_to_a_cell():
         assert any((c.row, c.column) == (entry.row, entry.column) for c in find(f"{entry.paper}:{entry.table}"))
         assert entry.rounds <= entry.rounds_paper
         assert entry.environment.keys() >= {"device", "engine", "precision", "torch"}
+        assert bool(entry.model_digest) != bool(entry.undigested)
 
 
 @pytest.mark.slow

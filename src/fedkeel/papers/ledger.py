@@ -33,7 +33,7 @@ class Entry:
     `curve` the accuracy of some rounds by number; `spectra` how much clients disagree by band, where that was
     tracked. `lr_matches` is the row that its rate was matched to, "" where it was not, None in older lines, which do
     not say. `superseded` says why a run no longer counts for any cell, for instance because its method has computed
-    something else since; such a line stays, and is shown.
+    something else since; such a line stays, and is shown. `undigested` says why a line has no `model_digest`.
     """
 
     paper: str
@@ -67,6 +67,7 @@ class Entry:
     spectra: Spectra = field(default_factory=dict)
     lr_matches: str | None = None
     superseded: str = ""
+    undigested: str = ""
 
     @property
     def shortened(self) -> bool:
@@ -166,7 +167,11 @@ def follows_length(settings: Mapping[str, Any]) -> bool:
 
 
 def append(entry: Entry, path: Path = LEDGER) -> None:
-    """Add a line. Half a line at the end, which a process that was killed leaves behind, is put aside first."""
+    """Add a line. Half a line at the end, which a process that was killed leaves behind, is put aside first. A line
+    without a digest of its model is refused, unless it says why."""
+    if not entry.model_digest and not entry.undigested:
+        told = f"{entry.paper}:{entry.table} {entry.row}, {entry.column}, seed {entry.seed}"
+        raise RunError(f"a line of the ledger has no digest of its model: {told}", "`undigested` must say why")
     hint = "the run is kept in its folder: the same command again adds its line"
     with explain_os_errors(f"cannot write the ledger {path}", hint, RunError):
         append_line(path, entry.dumps(), read_entry)
