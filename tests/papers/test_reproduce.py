@@ -297,8 +297,21 @@ def test_a_ledger_that_breaks_off_without_a_new_line_is_gone_on_with(tmp_path):
     path.write_text(f"\n{first.dumps()}\n  \n{second.dumps()}", encoding="utf-8")
     ledger.append(third, path)
     assert ledger.read(path) == [first, second, third]
-    ledger.append(third, path)
+    ledger.append(replace(third, seconds=2.0), path)
     assert path.read_bytes().count(b"\n") == 6  # nothing is added where a line is whole
+
+
+def test_a_training_that_two_processes_write_down_has_one_line(tmp_path):
+    """One trained it, the other found it finished, for another cell perhaps; who is first does not matter."""
+    path, made = tmp_path / "ledger.jsonl", line_of(environment={"device": "cpu"})
+    found = replace(made, table="3", row="None")
+    again = [replace(made, seconds=2.0), replace(made, model_digest="e"), replace(made, seed=1)]
+    for lines in ([made, found, *again], [found, made, *again, made]):
+        path.write_text("{not json}\n")  # a damaged line is no hindrance
+        for line in lines:
+            ledger.append(line, path)
+        written = path.read_text().splitlines()
+        assert [ledger.read_entry(line.encode()) for line in written[1:]] == [lines[0], *again]
 
 
 # ---- the command ---------------------------------------------------------------------------------------------------

@@ -152,6 +152,12 @@ class Entry:
         same = [pair for pair in self.bests if pair[0] <= other.rounds] == other.bests
         return same and self.at_round(other.rounds) in (None, other.last)
 
+    def is_same_training(self, other: Entry) -> bool:
+        """Whether both are lines of one training, though perhaps for two cells; a run that was made again took another
+        time, or has other accuracies."""
+        mine, theirs = ((*e.identity, e.model_digest, e.seconds, e.environment, e.last, e.bests) for e in (self, other))
+        return mine == theirs
+
     def rounds_to(self, accuracy: float) -> int | None:
         """Find the first round that reached an accuracy."""
         return next((int(at) for at, value in self.bests if value >= accuracy), None)
@@ -167,14 +173,20 @@ def follows_length(settings: Mapping[str, Any]) -> bool:
 
 
 def append(entry: Entry, path: Path = LEDGER) -> None:
-    """Add a line. Half a line at the end, which a process that was killed leaves behind, is put aside first. A line
-    without a digest of its model is refused, unless it says why."""
+    """Add a line, unless there is one of the same training: another process may have found the run finished. Half a
+    line at the end, which a process that was killed leaves behind, is put aside first. A line without a digest of its
+    model is refused, unless it says why."""
     if not entry.model_digest and not entry.undigested:
         told = f"{entry.paper}:{entry.table} {entry.row}, {entry.column}, seed {entry.seed}"
         raise RunError(f"a line of the ledger has no digest of its model: {told}", "`undigested` must say why")
     hint = "the run is kept in its folder: the same command again adds its line"
     with explain_os_errors(f"cannot write the ledger {path}", hint, RunError):
-        append_line(path, entry.dumps(), read_entry)
+        append_line(
+            path,
+            entry.dumps(),
+            read_entry,
+            lambda line: entry.model_digest.encode() in line and entry.is_same_training(read_entry(line)),
+        )
 
 
 def check_writable(path: Path) -> None:

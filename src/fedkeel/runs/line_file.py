@@ -12,24 +12,28 @@ from filelock import lock_descriptor
 log = logging.getLogger("fedkeel")
 Reader = Callable[[bytes], object]
 """Reads a line; what is none raises a ValueError, TypeError or RecursionError."""
+UNREADABLE = (ValueError, TypeError, RecursionError)
 
 
 def is_torn(last: bytes, read: Reader) -> bool:
     """Whether what follows the last end of a line is not a line of the file."""
     try:
         read(last)
-    except (ValueError, TypeError, RecursionError):
+    except UNREADABLE:
         return True
     return False
 
 
-def append_line(path: Path, text: str, read: Reader) -> None:
-    """Add a line. Half a line at the end, which a process that was killed leaves behind, is put aside first."""
+def append_line(path: Path, text: str, read: Reader, is_known: Callable[[bytes], bool] | None = None) -> None:
+    """Add a line, unless one that is there is known for the same. Half a line at the end, which a process that was
+    killed leaves behind, is put aside first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as lines:
         lock_descriptor(lines.fileno())  # until the file is closed
         lines.seek(0)
-        last = lines.read().rpartition(b"\n")[2]
+        *whole, last = lines.read().split(b"\n")
+        if is_known is not None and any(_is_one(line, is_known) for line in [*whole, last]):
+            return
         if last and is_torn(last, read):
             aside = path.with_name(f"{path.name}.torn")
             with aside.open("ab") as kept:
@@ -45,6 +49,13 @@ def append_line(path: Path, text: str, read: Reader) -> None:
         except OSError:  # no half line stays behind
             os.truncate(path, end)
             raise
+
+
+def _is_one(line: bytes, is_known: Callable[[bytes], bool]) -> bool:
+    try:
+        return bool(line.strip()) and is_known(line)
+    except UNREADABLE:
+        return False
 
 
 def read_whole_lines(path: Path, read: Reader) -> list[bytes]:
