@@ -276,14 +276,42 @@ def test_a_line_waits_until_another_process_has_written_its_own(tmp_path):
     assert [entry.seed for entry in ledger.read(path)] == [0, 1]
 
 
+def test_a_line_without_a_digest_of_its_model_says_why_or_is_refused(tmp_path):
+    path, told = tmp_path / "ledger.jsonl", line_of(model_digest="", undigested="lost <with> its machine")
+    with pytest.raises(fk.RunError, match=r"no digest of its model: fedfft:1 FedAvg, cifar10, 0\.1, seed 0"):
+        ledger.append(line_of(model_digest=""), path)
+    assert not path.exists()
+    ledger.append(told, path)
+    assert ledger.read(path) == [told]
+    text = page([told, replace(told, seed=1), line_of(seed=2, model_digest=""), line_of(seed=3)])
+    assert "no model can be held against their numbers: 3.\n" in text
+    named = "fedfft:1 FedAvg, cifar10, 0.1, seed {}, 200 rounds"
+    assert f"- lost &lt;with&gt; its machine: {named.format(0)}; {named.format(1)}.\n" in text
+    assert f"- they do not say why: {named.format(2)}.\n" in text
+    assert "no digest" not in page([line_of()])
+
+
 def test_a_ledger_that_breaks_off_without_a_new_line_is_gone_on_with(tmp_path):
     path = tmp_path / "ledger.jsonl"
     first, second, third = (line_of(seed=seed, row="Ä") for seed in range(3))
     path.write_text(f"\n{first.dumps()}\n  \n{second.dumps()}", encoding="utf-8")
     ledger.append(third, path)
     assert ledger.read(path) == [first, second, third]
-    ledger.append(third, path)
+    ledger.append(replace(third, seconds=2.0), path)
     assert path.read_bytes().count(b"\n") == 6  # nothing is added where a line is whole
+
+
+def test_a_training_that_two_processes_write_down_has_one_line(tmp_path):
+    """One trained it, the other found it finished, for another cell perhaps; who is first does not matter."""
+    path, made = tmp_path / "ledger.jsonl", line_of(environment={"device": "cpu"})
+    found = replace(made, table="3", row="None")
+    again = [replace(made, seconds=2.0), replace(made, model_digest="e"), replace(made, seed=1)]
+    for lines in ([made, found, *again], [found, made, *again, made]):
+        path.write_text("{not json}\n")  # a damaged line is no hindrance
+        for line in lines:
+            ledger.append(line, path)
+        written = path.read_text().splitlines()
+        assert [ledger.read_entry(line.encode()) for line in written[1:]] == [lines[0], *again]
 
 
 # ---- the command ---------------------------------------------------------------------------------------------------
@@ -471,7 +499,7 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
         return f"by {found.interval.mean:.2f}", f"({found.interval.low:.2f} to {found.interval.high:.2f}", found
 
     assert f"the {ledger.spent(entries)[0]} runs in `results/ledger.jsonl`" in said
-    whole = {entry.run for entry in ledger.standing(ledger.keep_newest(entries)) if not entry.shortened}
+    whole = ledger.furthest(e for e in ledger.standing(ledger.keep_newest(entries)) if not e.shortened)
     assert f"{len(whole)} that stand are as long as the paper's" in said
     counts = [sum(d.verdict == word for d in decisions) for word in ("confirmed", "contradicted", "undecided")]
     counted = all(d.claim.measure != "numbers" for d in decisions if d.verdict == "confirmed")
@@ -587,6 +615,7 @@ def test_every_entry_of_the_ledger_belongs_to_a_cell():
         assert any((c.row, c.column) == (entry.row, entry.column) for c in find(f"{entry.paper}:{entry.table}"))
         assert entry.rounds <= entry.rounds_paper
         assert entry.environment.keys() >= {"device", "engine", "precision", "torch"}
+        assert bool(entry.model_digest) != bool(entry.undigested)
 
 
 @pytest.mark.slow

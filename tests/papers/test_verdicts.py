@@ -7,7 +7,7 @@ from for_each import for_each
 
 from fedkeel.papers import Cell, Table, find
 from fedkeel.papers.discrepancies import contradictions
-from fedkeel.papers.ledger import Entry, keep_newest
+from fedkeel.papers.ledger import Entry, furthest, keep_newest
 from fedkeel.papers.noise import NoiseOfLedger
 from fedkeel.papers.reproduce import done, runs_of, settings_of
 from fedkeel.papers.results_page import distinct_leads, page
@@ -129,6 +129,36 @@ def test_a_longer_run_is_taken_at_the_cells_own_last_round():
     (cut,) = runs_of(short, [line])
     assert (cut.seconds, cut.step, cut.mean_last) == (pytest.approx(5000.0), None, None)
     assert done(short, 0, None, [line])
+
+
+def test_a_cell_takes_the_run_of_its_own_length_before_a_longer_training():
+    """Both have the cell's settings and seed; 800 rounds that end at 80 % stood at 50 % after 500, the other at 52."""
+    of = cell("A", 50.0, experiment=SETTINGS | {"rounds": 500, "augment": "A"})
+    own, long = entry("A", 52.0, rounds=500, rounds_paper=500), entry("A", 80.0, rounds=800, rounds_paper=800)
+    for lines in ([own, long], [long, own]):
+        assert [judge([replace(of, evaluation=which)], lines)[0].mean for which in ("best", "last")] == [52.0] * 2
+    timeless = [replace(own, bests=[]), long]  # does not tell when a target was reached
+    assert judge([replace(of, kind="rounds", target=25.0)], timeless)[0].mean == 250
+    other = replace(long, seed=1)
+    assert [round(value, 6) for value in judge([of], [own, long, other])[0].values] == [52.0, 50.0]
+
+
+def test_a_longer_line_continues_a_shorter_one_if_both_tell_the_same_rounds():
+    long = entry("A", 80.0, rounds=800)
+    short = long.until(500)
+    assert long.continues(short)
+    assert len(furthest([short, long])) == 1
+    others = [
+        replace(short, seed=1),
+        replace(short, bests=[*short.bests[:-1], [500, 50.01]]),
+        replace(short, bests=short.bests[:-1]),
+        replace(short, last=49.0),  # no best round, so that only the curve tells
+        replace(short, bests=[]),  # an older line, which does not tell
+    ]
+    for other in others:
+        assert not long.continues(other)
+        assert furthest([other, long]) == [other, long]
+    assert not short.continues(long)
 
 
 @pytest.mark.parametrize(
@@ -464,6 +494,31 @@ def test_a_question_that_changes_one_choice_was_a_try():
     assert found.tried == ["`partition.clients = 30` (chosen: 20): 70.00 after 100 rounds (1 seed)"]
 
 
+def test_a_question_that_changes_a_number_of_the_method_was_a_try_and_one_that_changes_its_form_was_not():
+    made = SETTINGS | {"augment": "A", "method": {"name": "fedfft", "rho": 0.1, "form": "low"}}
+    of = cell("A", 80.0, experiment=made | {"rounds": 100})
+
+    def ask(value, **method):
+        return entry("asked", value, paper="questions", settings=made | {"method": made["method"] | method})
+
+    lines = [entry("A", 60.0, settings=made), ask(70.0, rho=0.01), ask(71.0, form="high"), ask(72.0, ratio=0.05)]
+    (found,) = contradictions(judge([of], lines), lines)
+    assert found.tried == [
+        "`method.rho = 0.01` (chosen: 0.1): 70.00 after 100 rounds (1 seed)",
+        "`method.ratio = 0.05`: 72.00 after 100 rounds (1 seed)",
+    ]
+
+
+def test_tries_are_gathered_by_their_settings_and_the_longest_are_shown():
+    other = SETTINGS | {"augment": "A", "lr": 0.5}
+    short = entry("A", 20.0, rounds=20, settings=other)  # for the cell
+    asked = entry("asked", 69.0, paper="questions", settings=other)
+    elsewhere = entry("B", 71.0, seed=1, settings=other)  # for another cell
+    lines = [entry("A", 60.0), short, asked, elsewhere]
+    (found,) = contradictions(judge([cell("A", 80.0)], lines), lines)
+    assert found.tried == ["`lr = 0.5` (chosen: 0.1): 70.00 after 100 rounds (2 seeds)"]
+
+
 def test_a_shortened_run_contradicts_nothing_yet():
     cells = [cell("A", 80.0), cell("B", 70.0)]
     lines = [entry("A", 5.0, rounds=20), entry("B", 8.0, rounds=20)]
@@ -482,6 +537,26 @@ def test_rows_that_tie_here_speak_against_a_paper_that_has_them_far_apart():
         judged = judge_twice(cells, [entry("A", a, rounds=rounds), entry("B", b, rounds=rounds)])
         assert judged[0].verdict == verdict
         assert leads(table, judged)[0].verdict == ("not judged" if verdict == "shortened" else verdict)
+
+
+@for_each("kind", ["rounds", "relative bytes", "seconds per round"])
+def test_so_do_rounds_and_bytes_but_not_seconds(kind):
+    """A and B take 80 and 81 rounds here, and 60 and 30 in the paper; C stands where the paper has it."""
+    scale = 0.01 if kind == "relative bytes" else 1.0
+    cells = [cell(row, scale * told, kind=kind, target=40.0) for row, told in (("A", 60), ("B", 30), ("C", 10))]
+    taken = {"A": 80, "B": 81, "C": 20}
+    lines = [entry(row, 50.0, bests=[[n, 40.0]], seconds=100.0 * n) for row, n in taken.items()]
+    seconds = kind == "seconds per round"
+    assert verdicts(cells[:2], lines) == ["another machine" if seconds else "differs"] * 2
+    assert verdicts(cells, lines)[:2] == ["ordering holds" if seconds else "differs"] * 2
+
+
+def test_rounds_vary_by_a_share_of_the_larger_number():
+    """55.5 against 50 rounds: they differ by more than twice 5 % of the paper's number, by less than that of ours."""
+    lines = [entry("A", 50.0, seed=seed, bests=[[n, 40.0]]) for seed, n in enumerate((55, 56))]
+    (judged,) = judge([cell("A", 50.0, kind="rounds", target=40.0)], lines, noise=NoiseOfLedger([]))
+    assert (judged.noise, judged.noise_here) == (pytest.approx(2.5), pytest.approx(2.775))
+    assert judged.verdict == "within seed noise"
 
 
 def test_a_run_whose_schedule_is_shorter_is_told_from_none():

@@ -8,16 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkeel.runs.line_file import append_line, read_last
-
-
-@pytest.mark.parametrize("text", ["", "a", "a\n", "a\nbc", "\n", "a\n\nb", "abcdefgh\nij"])
-@pytest.mark.parametrize("step", [1, 2, 3, 100])
-def test_the_last_line_is_found_from_the_end(tmp_path: Path, text: str, step: int) -> None:
-    file = tmp_path / "lines"
-    file.write_text(text)
-    with file.open("rb", buffering=0) as lines:
-        assert read_last(lines, step) == text.encode().rpartition(b"\n")[2]
+from fedkeel.runs.line_file import append_line
 
 
 @pytest.mark.parametrize("before", ['{"a": 1}\n', '{"a": 1}', ""])

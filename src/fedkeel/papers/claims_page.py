@@ -24,6 +24,9 @@ SEEDS: tuple[int, ...] = (0, 1, 2)
 FAR = 5.0
 """Points of accuracy from which on a row's own number is said to be far from the paper's."""
 
+FAR_SHARE = 0.25
+"""The same of rounds, as a share of the paper's."""
+
 HEAD = (files("fedkeel.papers") / "claims_page.md").read_text(encoding="utf-8")
 """What the page begins with; in braces, what verdicts go by."""
 
@@ -34,7 +37,9 @@ def page(entries: Sequence[Entry]) -> str:
     """Markdown: the verdicts in short, each paper's claims, the runs of full length by claim."""
     decisions = decide_claims(entries)
     expected = {name.replace(" ", "_"): words for name, words in EXPECTED.items()}
-    head = HEAD.format(percent=100 * LEVEL, misses=round(1 / (1 - LEVEL)), far=FAR, **expected)
+    head = HEAD.format(
+        percent=100 * LEVEL, misses=round(1 / (1 - LEVEL)), far=FAR, far_share=100 * FAR_SHARE, **expected
+    )
     parts = [head, *write_overview(decisions)]
     for paper, title in PAPERS.items():
         own = [decision for decision in decisions if decision.claim.paper == paper]
@@ -78,10 +83,14 @@ def describe_if_far(side: Judgement) -> str:
     reported, name = side.cell.reported, f"{side.cell.row}, {side.cell.column}"
     if reported is None or side.cell.uncertain:
         return ""
-    if side.cell.kind == "rounds":
-        return f"{name} not reached by every seed ({reported:.0f} rounds)" if None in side.values else ""
-    far = side.mean is not None and abs(side.mean - reported) > FAR
-    return f"{name} {side.mean:.2f} ({reported:.2f})" if far else ""
+    is_rounds = side.cell.kind == "rounds"
+    if is_rounds and None in side.values:
+        return f"{name} not reached by every seed ({reported:.0f} rounds)"
+    if side.mean is None or abs(side.mean - reported) <= (FAR_SHARE * reported if is_rounds else FAR):
+        return ""
+    if is_rounds:
+        return f"{name} {side.mean:.0f} ({reported:.0f} rounds)"
+    return f"{name} {side.mean:.2f} ({reported:.2f})"
 
 
 def write_section(decision: Decision) -> list[str]:
@@ -150,11 +159,12 @@ def write_numbers(finding: Finding) -> list[str]:
 # ---- runs of full length -------------------------------------------------------------------------------------------
 def list_long_runs(decisions: Sequence[Decision], entries: Sequence[Entry]) -> list[str]:
     """The runs of full length, by the claims that they decide."""
-    runs = {run.run: run for run in find_full_length(entries)}
+    runs = {run.identity: run for run in find_full_length(entries)}
     rows, used = [], set()
     for decision in decisions:
         sides = [side for finding in decision.findings if not finding.looked_at for side in finding.sides]
-        served = {entry.run for side in sides if not side.shortened for entry in side.entries} & runs.keys()
+        full = [entry for side in sides if not side.shortened for entry in side.entries]
+        served = {key for key, run in runs.items() if any(run == entry or run.continues(entry) for entry in full)}
         used |= served
         if served:
             rows.append(

@@ -33,7 +33,7 @@ class Entry:
     `curve` the accuracy of some rounds by number; `spectra` how much clients disagree by band, where that was
     tracked. `lr_matches` is the row that its rate was matched to, "" where it was not, None in older lines, which do
     not say. `superseded` says why a run no longer counts for any cell, for instance because its method has computed
-    something else since; such a line stays, and is shown.
+    something else since; such a line stays, and is shown. `undigested` says why a line has no `model_digest`.
     """
 
     paper: str
@@ -67,6 +67,7 @@ class Entry:
     spectra: Spectra = field(default_factory=dict)
     lr_matches: str | None = None
     superseded: str = ""
+    undigested: str = ""
 
     @property
     def shortened(self) -> bool:
@@ -99,7 +100,8 @@ class Entry:
 
     @property
     def run(self) -> tuple[Any, ...]:
-        """The same for a run that was shortened first and for what it became when it went on."""
+        """The same for a run that was shortened first and for what it became when it went on; but also for another
+        training with its settings and seed: `continues` tells them apart."""
         made = json.dumps(self.settings, sort_keys=True) if self.settings else (*self.cell, self.fingerprint)
         return made, self.seed
 
@@ -142,6 +144,20 @@ class Entry:
             spectra=cut_spectra(self.spectra, round),
         )
 
+    def continues(self, other: Entry) -> bool:
+        """Whether this is what a shorter run became when it went on, by what both lines say of the rounds up to there.
+        Settings and seed do not tell: on a GPU they give other numbers the next time."""
+        if self.run != other.run or self.rounds <= other.rounds or not other.bests:
+            return False
+        same = [pair for pair in self.bests if pair[0] <= other.rounds] == other.bests
+        return same and self.at_round(other.rounds) in (None, other.last)
+
+    def is_same_training(self, other: Entry) -> bool:
+        """Whether both are lines of one training, though perhaps for two cells; a run that was made again took another
+        time, or has other accuracies."""
+        mine, theirs = ((*e.identity, e.model_digest, e.seconds, e.environment, e.last, e.bests) for e in (self, other))
+        return mine == theirs
+
     def rounds_to(self, accuracy: float) -> int | None:
         """Find the first round that reached an accuracy."""
         return next((int(at) for at, value in self.bests if value >= accuracy), None)
@@ -157,10 +173,20 @@ def follows_length(settings: Mapping[str, Any]) -> bool:
 
 
 def append(entry: Entry, path: Path = LEDGER) -> None:
-    """Add a line. Half a line at the end, which a process that was killed leaves behind, is put aside first."""
+    """Add a line, unless there is one of the same training: another process may have found the run finished. Half a
+    line at the end, which a process that was killed leaves behind, is put aside first. A line without a digest of its
+    model is refused, unless it says why."""
+    if not entry.model_digest and not entry.undigested:
+        told = f"{entry.paper}:{entry.table} {entry.row}, {entry.column}, seed {entry.seed}"
+        raise RunError(f"a line of the ledger has no digest of its model: {told}", "`undigested` must say why")
     hint = "the run is kept in its folder: the same command again adds its line"
     with explain_os_errors(f"cannot write the ledger {path}", hint, RunError):
-        append_line(path, entry.dumps(), read_entry)
+        append_line(
+            path,
+            entry.dumps(),
+            read_entry,
+            lambda line: entry.model_digest.encode() in line and entry.is_same_training(read_entry(line)),
+        )
 
 
 def check_writable(path: Path) -> None:
@@ -226,12 +252,11 @@ def standing(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def furthest(entries: Iterable[Entry]) -> list[Entry]:
-    """Keep each run once, as far as it came."""
-    found: dict[tuple[Any, ...], Entry] = {}
+    """Keep each run once, as far as it came: all but those that a longer line continues."""
+    found: dict[tuple[Any, ...], list[Entry]] = {}
     for entry in entries:
-        if entry.run not in found or found[entry.run].rounds < entry.rounds:
-            found[entry.run] = entry
-    return list(found.values())
+        found.setdefault(entry.run, []).append(entry)
+    return [e for alike in found.values() for e in alike if not any(other.continues(e) for other in alike)]
 
 
 def spent(entries: Iterable[Entry]) -> tuple[int, float, list[str]]:

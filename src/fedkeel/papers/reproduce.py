@@ -130,11 +130,13 @@ def runs_of_any_length(cell: Cell, entries: Iterable[Entry]) -> list[Entry]:
 
 
 def at_length_of(cell: Cell, entries: Iterable[Entry]) -> list[Entry]:
-    """Cut runs to the cell's last round; leave out those that went on and do not say how they were there."""
+    """Cut runs to the cell's last round; leave out those that went on and do not say how they were there. Those that
+    were cut come first, and the last of a seed counts: a run of the cell's own length, where there is one."""
     rounds = int(cell.experiment["rounds"])
-    found = [(entry, entry.until(rounds)) for entry in entries]
     needs_last = cell.kind == "accuracy" and cell.evaluation == "last"
-    return [cut for entry, cut in found if cut is not None and (cut is entry or not needs_last or cut.last is not None)]
+    found = [(cut, cut is not entry) for entry in entries if (cut := entry.until(rounds)) is not None]
+    cuts = [one for one, is_cut in found if is_cut and not (needs_last and one.last is None)]
+    return cuts + [one for one, is_cut in found if not is_cut]
 
 
 def done(cell: Cell, seed: int, rounds: int | None, entries: Iterable[Entry]) -> bool:

@@ -30,7 +30,8 @@ def page(entries: Sequence[Entry]) -> str:
     every: Judged = [(table, judge(table.cells, counted, noise=noise)) for paper in PAPERS for table in tables(paper)]
     made = [(table, shown(judged)) for table, judged in every if worth(table, judged, counted)]
     head = HEAD.format(early=100 * EARLY, enough=ENOUGH)
-    parts = [head, *write_overview(made, entries), *write_noise(made), *write_leads(every), *write_checks(every)]
+    parts = [head, *write_overview(made, entries), *write_undigested(lines), *write_noise(made)]
+    parts += [*write_leads(every), *write_checks(every)]
     for paper in [name for name in PAPERS if name != QUESTIONS and any(table.paper == name for table, _ in made)]:
         parts.append(f"\n## {PAPERS[paper]}\n\nWhat the paper leaves open, and what was chosen:\n")
         parts.extend(f"- {' '.join(choice.split())}" for choice in choices(paper))
@@ -73,6 +74,21 @@ def write_overview(made: Judged, entries: Sequence[Entry]) -> list[str]:
     runs, hours, devices = spent(entries)
     told = f"\n{plural(runs, 'run')}, {hours:.1f} hours, on: {escape(make_printable(', '.join(devices)))}.\n"
     return [told, *write_grid(["table", "cells measured", "of full length", "verdicts"], "lrrl", rows)]
+
+
+def write_undigested(entries: Sequence[Entry]) -> list[str]:
+    """Say how many lines have no digest of their model, by the reasons that they give."""
+    found: dict[str, list[str]] = {}
+    for entry in entries:
+        if not entry.model_digest:
+            name = f"{entry.paper}:{entry.table} {entry.row}, {entry.column}, seed {entry.seed}, {entry.rounds} rounds"
+            found.setdefault(entry.undigested or "they do not say why", []).append(name)
+    if not found:
+        return []
+    count = sum(len(names) for names in found.values())
+    about = f"\nLines that have no digest of their model, so no model can be held against their numbers: {count}.\n"
+    told = [f"{why}: {'; '.join(names)}." for why, names in found.items()]
+    return [about, *(f"- {escape(make_printable(line), quote=False)}" for line in told)]
 
 
 def write_noise(made: Judged) -> list[str]:

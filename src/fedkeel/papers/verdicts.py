@@ -69,7 +69,10 @@ class Judgement:
     def noise(self) -> float:
         """By how much two measurements of this number may differ: as its own seeds say where they are enough, else as
         repeated runs like it do, and no less than the paper's ±."""
-        least = self.repeated.std * (1.0 if self.cell.kind == "accuracy" else abs(self.cell.reported or 0.0))
+        return self._noise_of(self.cell.reported or 0.0)
+
+    def _noise_of(self, number: float) -> float:
+        least = self.repeated.std * (1.0 if self.cell.kind == "accuracy" else abs(number))
         own = self.std or 0.0
         return max(own if len(self.known) >= ENOUGH else max(own, least), self.cell.spread or 0.0)
 
@@ -78,13 +81,14 @@ class Judgement:
         """Whether every run of full length gave a number, and their mean is as near to the paper's as noise allows."""
         if self.difference is None or self.shortened or self.cell.kind in TIMES or None in self.values:
             return False
-        return abs(self.difference) <= 2 * self.noise
+        return abs(self.difference) <= 2 * self.noise_here
 
     @property
     def noise_here(self) -> float:
-        """The same for two runs of ours: seconds of this machine vary by a share of themselves, not of the paper's."""
+        """The same for two runs of ours: what varies by a share of itself does so by that of our number, if that is
+        larger; seconds of this machine always do."""
         if self.cell.kind not in TIMES or self.mean is None:
-            return self.noise
+            return max(self.noise, self._noise_of(self.mean or 0.0))
         return max(SHARE * abs(self.mean), self.std or 0.0)
 
     def at(self, round: int) -> Judgement:
@@ -183,7 +187,7 @@ def _same_side(mine: Judgement, other: Judgement) -> tuple[bool, int] | None:
     ahead, seeds = measure_gap(*bring_together(mine, other))
     if ahead is None or is_early(common, rounds):
         return None
-    final = common == rounds and a.kind == "accuracy"
+    final = common == rounds and a.kind not in TIMES  # how large a gap in seconds is depends on the machine
     same = agree(a.reported - b.reported, ahead, max(mine.noise_here, other.noise_here), final=final)
     return None if same is None else (same, seeds)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 from collections.abc import Callable
@@ -13,23 +12,28 @@ from filelock import lock_descriptor
 log = logging.getLogger("fedkeel")
 Reader = Callable[[bytes], object]
 """Reads a line; what is none raises a ValueError, TypeError or RecursionError."""
+UNREADABLE = (ValueError, TypeError, RecursionError)
 
 
 def is_torn(last: bytes, read: Reader) -> bool:
     """Whether what follows the last end of a line is not a line of the file."""
     try:
         read(last)
-    except (ValueError, TypeError, RecursionError):
+    except UNREADABLE:
         return True
     return False
 
 
-def append_line(path: Path, text: str, read: Reader) -> None:
-    """Add a line. Half a line at the end, which a process that was killed leaves behind, is put aside first."""
+def append_line(path: Path, text: str, read: Reader, is_known: Callable[[bytes], bool] | None = None) -> None:
+    """Add a line, unless one that is there is known for the same. Half a line at the end, which a process that was
+    killed leaves behind, is put aside first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+", buffering=0) as lines:  # a buffer would write its rest when the file is closed
         lock_descriptor(lines.fileno())  # until the file is closed
-        last = read_last(lines)
+        lines.seek(0)
+        *whole, last = lines.read().split(b"\n")
+        if is_known is not None and any(_is_one(line, is_known) for line in [*whole, last]):
+            return
         end = lines.seek(0, os.SEEK_END)
         if last and is_torn(last, read):
             aside = path.with_name(f"{path.name}.torn")
@@ -47,14 +51,11 @@ def append_line(path: Path, text: str, read: Reader) -> None:
             raise
 
 
-def read_last(lines: io.FileIO, step: int = 1 << 16) -> bytes:
-    """What follows the last end of a line."""
-    start, tail = lines.seek(0, os.SEEK_END), b""
-    while start and b"\n" not in tail:
-        count = min(step, start)
-        start = lines.seek(start - count)
-        tail = lines.read(count) + tail
-    return tail.rpartition(b"\n")[2]
+def _is_one(line: bytes, is_known: Callable[[bytes], bool]) -> bool:
+    try:
+        return bool(line.strip()) and is_known(line)
+    except UNREADABLE:
+        return False
 
 
 def read_whole_lines(path: Path, read: Reader) -> list[bytes]:
