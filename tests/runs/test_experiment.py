@@ -314,6 +314,9 @@ def test_a_run_does_not_depend_on_the_defaults_of_the_caller():
         assert train() == expected
     with torch.inference_mode():
         assert train() == expected
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert train() == expected
+        assert torch.is_autocast_enabled("cpu")
     torch.set_default_dtype(torch.float64)
     try:
         assert train() == expected

@@ -135,16 +135,23 @@ def uses_onednn() -> bool:
 def steady(device: torch.device = CPU) -> Iterator[None]:
     """Use one thread, so that sums do not depend on the number of cores, and keep the caller's random generators.
 
-    Tensors are made on the CPU unless a device is named, and can be trained, whatever the caller's defaults are.
+    Tensors are made on the CPU unless a device is named, and can be trained, whatever the caller's defaults are. The
+    caller's autocast does not reach into a run: the precision is the run's own choice.
     """
     elsewhere = torch.get_default_device().type != "cpu"
     threads, onednn = torch.get_num_threads(), torch.backends.mkldnn.enabled
     torch.set_num_threads(1)
     torch.backends.mkldnn.enabled = uses_onednn()  # type: ignore[assignment]
     try:
-        with torch.random.fork_rng(devices=list_gpus(device)), torch.inference_mode(False):
-            with CPU if elsewhere else contextlib.nullcontext():  # it would slow every call of PyTorch down
-                yield
+        with contextlib.ExitStack() as calm:
+            calm.enter_context(torch.random.fork_rng(devices=list_gpus(device)))
+            calm.enter_context(torch.inference_mode(False))
+            for kind in {"cpu", device.type}:
+                if torch.is_autocast_enabled(kind):
+                    calm.enter_context(torch.autocast(kind, enabled=False))
+            if elsewhere:  # it would slow every call of PyTorch down
+                calm.enter_context(CPU)
+            yield
     finally:
         torch.set_num_threads(threads)
         torch.backends.mkldnn.enabled = onednn
