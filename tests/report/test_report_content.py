@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from invented import made_up
+from invented import made_up, record
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import fedkeel as fk
 from fedkeel.cli.training import runs_in
 from fedkeel.report import figures
-from fedkeel.report.content import SPENT, Setting, content, look
+from fedkeel.report.content import SPENT, Setting, content, look, ranked
 from fedkeel.report.diagnostic_figures import diagnostic_charts
 from fedkeel.report.drawing import embed, finish, lay_out, new_axes, styled
 from fedkeel.report.figures import write_figures
@@ -26,7 +26,6 @@ from fedkeel.report.source import Group, Source, groups_of
 from fedkeel.report.sweeps import find_sweeps, trials_of_runs
 from fedkeel.report.tables import differences, leaders, summary
 from fedkeel.runs.prepare import problem_of
-from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.diagnose import write_diagnostic
 
 
@@ -155,12 +154,13 @@ def test_seconds_of_several_engines_are_not_averaged_and_the_page_says_so(tmp_pa
     lines = [json.loads(line) | {"seconds": 10.0} for line in (folders[2] / "rounds.jsonl").read_text().splitlines()]
     (folders[2] / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folders[2] / "environment.json").write_text(json.dumps({"engine": "stacked"}))
-    made = content(read(*folders))
+    made = content(read(*folders), target=0.5)  # which all three reach after round 8
     (group,) = made.settings[0].groups
     assert spent_by(group, "seconds", [4, 20]) == pytest.approx([1.0, 5.0])
     assert spent_by(group, "bytes", [4]) == pytest.approx([6000.0])
     text = page(made)
     assert 'data-value="5">5.0 s</td>' in text
+    assert 'data-value="2">2.0 s</td>' in text, "to the target"
     assert "Times are of different machines or engines: serial; stacked; none are averaged across" in text
     assert data_of(text)["settings"][0]["groups"][0]["seconds"][-1] == 5
 
@@ -173,10 +173,9 @@ def test_spread_leaves_out_what_is_missing():
 
 def test_a_seed_without_a_number_is_counted_and_its_method_leads_in_nothing(tmp_path):
     """The last loss of the better method is not finite with one of two seeds."""
-    fixed = dict(selected=[0], loss=1.0, drift=1.0, backward_passes=1, bytes_down=1, bytes_up=1, seconds=1.0)
 
     def source(seed, *losses):
-        records = [RoundRecord(n, extra={"test_loss": value}, **fixed) for n, value in enumerate(losses, 1)]
+        records = [record(n, extra={"test_loss": value}) for n, value in enumerate(losses, 1)]
         return Source(tmp_path, {"seed": seed, "rounds": 2}, "", records, {}, {})
 
     groups = [Group("a", "", [source(0, 0.5, 0.4), source(1, 0.5, 0.4)]),
@@ -227,20 +226,26 @@ def test_the_target_is_reached_by_all(tmp_path, drawn_only):
 
 
 def test_the_target_is_the_hardest_of_two_digits(tmp_path):
-    fixed = dict(selected=[0], loss=1.0, drift=1.0, backward_passes=1, bytes_down=1, bytes_up=1, seconds=1.0)
     for share in range(1, 101):
         for best, target in ((share / 100, share), (math.nextafter(share / 100, 0), share - 1)):
-            source = Source(tmp_path, {"rounds": 1}, "", [RoundRecord(1, accuracy=best, **fixed)], {}, {})
+            source = Source(tmp_path, {"rounds": 1}, "", [record(1, accuracy=best)], {}, {})
             assert common_target([Group("fedavg", "", [source])]) == (target / 100 or None)
 
 
 def test_a_round_that_was_scored_only_because_the_run_ended_there_does_not_count(tmp_path):
-    fixed = dict(selected=[0], loss=1.0, drift=1.0, backward_passes=1, bytes_down=1, bytes_up=1, seconds=1.0)
     scores = {2: 0.5, 3: 0.9, 4: 0.6}  # in round 3 the run was over, until it was extended
-    records = [RoundRecord(number, accuracy=scores.get(number), **fixed) for number in range(1, 5)]
+    records = [record(number, accuracy=scores.get(number)) for number in range(1, 5)]
     source = Source(tmp_path, {"evaluate_every": 2, "rounds": 4}, "", records, {}, {})
     found = row(Group("fedavg", "", [source]), None).results
     assert (found["best"].mean, found["mean_last"].mean) == (0.6, pytest.approx(0.55))
+
+
+def test_a_number_reported_before_a_run_was_extended_is_not_shown(tmp_path):
+    def reported(after):
+        records = [record(number, accuracy=0.5) for number in range(1, 5)]
+        return Source(tmp_path, {"rounds": 4}, "", records, {}, {}, {"rounds": after, "reported": 0.9}).reported
+
+    assert (reported(2), reported(4)) == (None, 0.9)
 
 
 def test_commands_reproduce_each_run(tmp_path, drawn_only):
@@ -375,10 +380,11 @@ def test_labels_are_those_that_the_run_trains_on(tmp_path, settings):
 
 def test_a_run_that_sets_other_samples_aside_has_a_table_of_its_own(tmp_path):
     policies = ({}, {"evaluation": {"share": 0.3}}, {"evaluation": {"share": 0.3, "report": "last"}})
+    policies += ({"method": "fedlaw"},)  # its server takes some
     folders = [made_up(tmp_path / str(i), rounds=1, tracked=False, **given) for i, given in enumerate(policies)]
     tables, _ = label_tables(read(*folders))
-    assert len(tables) == 2
-    assert len({table.note.split(";")[1] for table in tables}) == 2  # they say of how many samples
+    assert len(tables) == 3
+    assert len({table.note.split(";")[1] for table in tables}) == 3  # they say of how many samples
 
 
 @pytest.mark.slow
@@ -560,6 +566,31 @@ def test_of_many_methods_the_best_are_shown_first_and_look_different(tmp_path, d
     assert "1 method in 40 variants on digits" in page(made)
     few = content([group.runs[0] for group in made.settings[0].groups[:14]]).data()["settings"][0]["groups"]
     assert all(group["on"] for group in few)
+
+
+def setting_of(*groups):
+    return Setting(0, "", groups, [row(group, None) for group in groups], [], None)
+
+
+@pytest.mark.parametrize(("measure", "order"), [("accuracy", [0, 2, 1]), ("test_loss", [1, 2, 0])])
+def test_the_best_have_the_highest_accuracy_or_the_lowest_loss(tmp_path, measure, order):
+    measured = [{"accuracy": v} if measure == "accuracy" else {"extra": {measure: v}} for v in (0.3, 0.1, 0.2)]
+    runs = [Source(tmp_path, {}, "", [record(1, **one)], {}, {}) for one in measured]
+    assert ranked(setting_of(*(Group("", "", [run]) for run in runs))) == order
+
+
+def test_a_curve_against_bytes_is_in_the_axis_unit_and_its_band_is_one_deviation(tmp_path):
+    levels = (0.5, 0.7), (0.6, 0.9)  # of two seeds after each round
+    runs = [Source(tmp_path, {}, "", [record(n, accuracy=one[s]) for n, one in enumerate(levels, 1)], {}, {})
+            for s in range(2)]  # fmt: skip
+    (axes,) = figures.curves(setting_of(Group("", "", runs)), "accuracy", "bytes", 10).axes
+    assert axes.get_xlabel() == "sent both ways (kB)"
+    assert axes.lines[0].get_xydata() == pytest.approx(np.array([[1.5, 60], [3, 75]]))
+    ((outline,),) = [band.get_paths() for band in axes.collections]
+    deviations = 100 * np.std(levels, axis=1, ddof=1)
+    for x, mean, deviation in zip((1.5, 3), (60, 75), deviations, strict=True):
+        y = outline.vertices[outline.vertices[:, 0] == x, 1]
+        assert (y.min(), y.max()) == (pytest.approx(mean - deviation), pytest.approx(mean + deviation))
 
 
 def test_the_words_of_an_axis_fit_beside_it():
