@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from fedkeel.report.content import content
 from fedkeel.report.diagnostic_figures import diagnostic_charts, landscape_surfaces, name_rounds
 from fedkeel.report.drawing import Shown
-from fedkeel.report.panels import bands_by_round
+from fedkeel.report.panels import MANY, bands_by_round, divergence
 from fedkeel.report.series import diverged, measures, probed, spectra
 from fedkeel.report.source import Group, Source
 from fedkeel.studies.diagnose import write_diagnostic
@@ -56,6 +56,13 @@ def test_a_tracked_divergence_is_the_mean_over_rounds_and_seeds(tmp_path):
 
     found = diverged(Group("", "", [run(1.0, 3.0), run(5.0, 7.0)]))
     assert found == {"divergence": {"before": {"fc": 4.0}, "after": {"fc": 1.0}}, "rounds": [1, 2]}
+
+
+def test_of_many_layers_those_are_drawn_that_a_filter_changes():
+    before, axes = {str(layer): float(layer) for layer in range(MANY + 1)}, Figure().subplots()
+    data = {"divergence": {"before": before, "after": before | {"3": 1.0, "5": 2.0}}}
+    divergence(axes, Shown("", "", "#000000", "-", data), [])
+    assert [line.get_ydata().tolist() for line in axes.lines] == [[3, 5], [1, 2]]
 
 
 def test_time_runs_to_the_right_and_bands_upwards():

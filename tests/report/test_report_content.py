@@ -82,6 +82,10 @@ def test_a_repeat_that_was_analysed_is_kept(tmp_path):
     write_diagnostic(folders[0], "drift", {"mean": 2.0})
     (group,) = groups_of(read(*folders))
     assert [run.path.name for run in group.runs] == ["0"]
+    lines = (folders[0] / "rounds.jsonl").read_text().splitlines()
+    (folders[0] / "rounds.jsonl").write_text("\n".join(lines[:5]) + "\n")
+    (group,) = groups_of(read(*folders))
+    assert [run.path.name for run in group.runs] == ["0-again"], "which went further"
 
 
 def test_runs_of_another_length_are_no_seeds_of_the_same_experiment(tmp_path):
@@ -133,6 +137,25 @@ def test_differences_are_told_with_their_interval_where_seeds_can_be_paired(tmp_
     (folders[0] / "result.json").unlink()  # not every run has one
     [setting] = content(read(*folders)).settings
     assert differences(setting, "accuracy")[0].startswith("Best of fedprox")
+
+
+def test_a_difference_of_losses_is_not_in_points(tmp_path):
+    def group(label, *losses):
+        records = [[record(1, extra={"test_loss": loss})] for loss in losses]
+        return Group(label, "", [Source(tmp_path, {"seed": s}, "", each, {}, {}) for s, each in enumerate(records)])
+
+    told = differences(setting_of(group("a", 0.5, 0.5), group("b", 0.5, 0.25)), "test_loss")
+    assert told[0].startswith("Best of b less best of a: -0.125; 95 % interval")
+
+
+def test_what_was_spent_is_of_the_runs_that_got_there_and_seconds_of_a_place_that_did(tmp_path):
+    def run(seed, engine, *seconds):
+        records = [record(n, seconds=s, bytes_up=int(1000 * s)) for n, s in enumerate(seconds, 1)]
+        return Source(tmp_path, {"seed": seed}, "", records, {"engine": engine}, {})
+
+    group = Group("", "", [run(0, "serial", 2.0), run(1, "serial", 2.0), run(2, "stacked", 5.0, 5.0)])
+    assert spent_by(group, "bytes", [1, 2]) == [4000, 12000]
+    assert spent_by(group, "seconds", [1, 2]) == [5, 10]
 
 
 def test_a_reported_accuracy_is_not_subtracted_from_a_reported_loss(tmp_path):
@@ -238,6 +261,8 @@ def test_a_round_that_was_scored_only_because_the_run_ended_there_does_not_count
     source = Source(tmp_path, {"evaluate_every": 2, "rounds": 4}, "", records, {}, {})
     found = row(Group("fedavg", "", [source]), None).results
     assert (found["best"].mean, found["mean_last"].mean) == (0.6, pytest.approx(0.55))
+    (cost,) = row(Group("fedavg", "", [source]), 0.6).to_target
+    assert cost.rounds == 4
 
 
 def test_a_number_reported_before_a_run_was_extended_is_not_shown(tmp_path):

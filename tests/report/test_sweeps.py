@@ -104,6 +104,8 @@ def test_charts_say_what_they_show():
     assert results.file == "against-1-alpha"
     assert results.figure.axes[0].get_xlabel().startswith("Dirichlet's α")
     assert results.figure.axes[0].get_ylabel() == "best test accuracy (%)"
+    ((_, _, (bars,)),) = results.figure.axes[0].containers
+    assert [bar[:, 1].tolist() for bar in bars.get_segments()] == [[50, 52], [59, 61]]  # one deviation
     assert [line.get_label() for line in overlaid.figure.axes[0].lines] == ["fedavg, alpha 0.1", "fedavg, alpha 1"]
 
 
