@@ -91,6 +91,11 @@ def test_an_eigenvalue_that_repeats_is_found_as_often_as_it_is_there():
     assert flatland.values == [0, 0]
 
 
+def test_there_are_as_many_eigenvalues_as_asked_for_however_few_the_steps():
+    product = hessian_product(quadratic(symmetric(6)), flat([1.0] * 6))
+    assert len(top_eigenvalues(product, flat([1.0] * 6), count=5, steps=2).values) == 5
+
+
 def test_trace_is_exact_for_a_diagonal_hessian_and_within_its_error_for_another():
     diagonal = torch.diag(torch.arange(1.0, 13.0, dtype=torch.float64))
     at = flat([0.3] * 12)
@@ -103,6 +108,11 @@ def test_trace_is_exact_for_a_diagonal_hessian_and_within_its_error_for_another(
     # Var(zᵀ A z) = 2 Σ_{i≠j} A_ij² for random signs
     off = matrix - torch.diag(matrix.diagonal())
     assert found.error == pytest.approx(float((2 * off.square().sum()).sqrt()) / 1000**0.5, rel=0.1)
+    # of two probes x and y it is |x − y| / 2
+    x, both = (trace(lambda v: matrix @ v, at, probes=n) for n in (1, 2))
+    y = 2 * both.value - x.value
+    assert abs(x.value - y) > 1
+    assert both.error == pytest.approx(abs(x.value - y) / 2)
 
 
 def test_a_loss_without_curvature():
@@ -129,6 +139,13 @@ def test_sharpness_of_a_saddle_is_that_of_the_way_up():
     """Of ½ (w_0² − 3 w_1²) it is ½ ρ², along w_0; the gradient's own direction is drawn to w_1 and falls."""
     matrix = torch.diag(torch.tensor([1.0, -3.0], dtype=torch.float64))
     assert sharpness(quadratic(matrix), flat([1e-4, 1e-4]), rho=0.2, steps=20) == pytest.approx(0.5 * 0.2**2, rel=0.05)
+
+
+def test_sharpness_never_falls_with_more_steps():
+    """On a slope cut by waves the ascent steps over the crest that it found first."""
+    waves = [lambda tree: (torch.sin(20 * tree.buffer) * torch.tensor([1.0, 0.7], dtype=torch.float64)).sum()]
+    rises = [sharpness(waves, flat([0.0, 0.0]), rho=0.1, steps=steps) for steps in range(1, 8)]
+    assert rises == sorted(rises)
 
 
 @pytest.mark.parametrize("start", [-1.0, 0.05])  # not a number here, or after the first step of ascent

@@ -42,6 +42,11 @@ def test_cka_of_short_numbers_sees_what_they_can_tell_apart(dtype):
     assert linear_cka((1 + 2 * torch.finfo(torch.bfloat16).eps * signs).to(dtype), signs) == pytest.approx(1)
 
 
+def test_a_large_constant_feature_hides_no_small_one():
+    small = torch.tensor([[1.0], [-1.0], [2.0], [0.5], [3.0]])
+    assert linear_cka(torch.cat([torch.full((5, 1), 1e8), small], 1), small) == pytest.approx(1)
+
+
 def test_cka_of_one_feature_is_the_squared_correlation():
     x, y = features(30, 1), features(30, 1, 1)
     correlation = np.corrcoef(x[:, 0].numpy(), y[:, 0].numpy())[0, 1]
@@ -94,6 +99,25 @@ def test_tsne_keeps_two_far_groups_apart_and_repeats_itself():
     assert np.linalg.norm(centres[0] - centres[1]) > width
     with pytest.raises(fk.RequestError, match="at least four"):
         tsne(rows[:3])
+
+
+def test_tsne_is_given_the_distances_between_rows(monkeypatch):
+    """Principal components keep them: all of a few features, and fifty of many."""
+    given = []
+
+    class Looking:
+        def __init__(self, **settings): ...
+
+        def fit_transform(self, rows):
+            given.append(torch.from_numpy(rows))
+            return rows[:, :2]
+
+    monkeypatch.setattr("sklearn.manifold.TSNE", Looking)
+    few, many = features(12, 6), features(60, 70)
+    tsne(few)
+    tsne(many)
+    torch.testing.assert_close(torch.cdist(given[0], given[0]), torch.cdist(few, few))
+    assert given[1].shape == (60, 50)
 
 
 def test_spread_is_the_mean_distance_from_the_middle_of_the_class():

@@ -16,6 +16,7 @@ from fedkeel.analysis.spectrum import (
     client_distances,
     heterogeneity,
     layer_divergence,
+    summarise_bands,
 )
 from fedkeel.core.trees import Tree, stack
 
@@ -61,10 +62,13 @@ def test_distance_and_deviation_are_equation_4(tree):
         deviation = math.sqrt(sum((value - mean) ** 2 for value in every) / len(every))
         assert float(drift.deviation[m]) == pytest.approx(deviation, rel=1e-10)
     assert list(drift.layers) == list(SHAPES)
+    plain = summarise_bands(tree, BANDS)
     for name, layer in expected.items():
         for m, values in enumerate(layer):
-            distance = float(drift.layers[name][0][m])
-            assert distance == pytest.approx(sum(values) / len(values), rel=1e-10) if values else math.isnan(distance)
+            mean = sum(values) / len(values) if values else math.nan
+            deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / len(values)) if values else math.nan
+            found = [plain["layers"][name][m], plain["layer_deviation"][name][m]]
+            assert found == pytest.approx([mean, deviation], rel=1e-10, nan_ok=True)
 
 
 def test_a_shift_of_one_client_by_a_constant_lies_in_the_lowest_band_alone():

@@ -28,6 +28,7 @@ def test_a_report_shows_every_client_and_the_worst(tmp_path):
     assert f"worst client: fedavg {100 * min(there):.1f} %" in found["clients-accuracy"].note
     (line,) = found["clients-accuracy"].figure.axes[0].lines
     assert list(line.get_ydata()) == [100 * value for value in sorted(there)]
+    assert list(line.get_xdata()) == [20, 40, 60, 80, 100]  # the share that is no better
     losses = [value for value in run.records[-1].clients["loss"] if value is not None]
     (line,) = found["clients-loss"].figure.axes[0].lines
     assert list(line.get_ydata()) == sorted(losses, reverse=True)  # the worst first, too

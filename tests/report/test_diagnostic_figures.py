@@ -2,12 +2,15 @@
 
 import numpy as np
 import pytest
-from invented import made_up
+from invented import made_up, record
+from matplotlib.figure import Figure
 
 from fedkeel.report.content import content
-from fedkeel.report.diagnostic_figures import diagnostic_charts, name_rounds
-from fedkeel.report.series import measures, probed, spectra
-from fedkeel.report.source import Source
+from fedkeel.report.diagnostic_figures import diagnostic_charts, landscape_surfaces, name_rounds
+from fedkeel.report.drawing import Shown
+from fedkeel.report.panels import MANY, bands_by_round, divergence
+from fedkeel.report.series import diverged, measures, probed, spectra
+from fedkeel.report.source import Group, Source
 from fedkeel.studies.diagnose import write_diagnostic
 
 
@@ -18,7 +21,7 @@ def setting_of(*folders):
 def spectrum(scale):
     """Numbers as the tracker calls them; the bias is too short for all bands."""
     rows = {name: [scale / m for m in (1, 2, 3)] for name in ("distance", "deviation", "variance")}
-    rows |= {"layer/fc.weight": [scale, 2.0, 3.0], "client/7": [1.0, 2.0, 3.0], "client/12": [2.0, 2.0, 3.0]}
+    rows |= {"layer/fc.weight": [scale, 2.0, 3.0], "client/7": [4.0, 2.0, 3.0], "client/12": [2.0, 2.0, 3.0]}
     named = {f"gradient-spectrum/{name}/{m}": value for name, row in rows.items() for m, value in enumerate(row, 1)}
     return named | {"gradient-spectrum/layer/fc.bias/1": 5.0}
 
@@ -41,6 +44,31 @@ def test_a_tracked_spectrum_is_the_mean_over_rounds_and_seeds(tmp_path):
     assert charts["gradient-spectrum"].note == "between clients, mean over rounds 1, 2"
     (line,) = charts["gradient-spectrum"].figure.axes[0].lines
     assert line.get_ydata() == pytest.approx([1.5, 0.75, 0.5])
+    axes = charts["gradient-spectrum-by-client"].figure.axes[0]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["client 12", "client 7"]  # the nearest first
+    assert axes.collections[0].get_array().tolist() == [[2, 2, 3], [4, 2, 3]]
+
+
+def test_a_tracked_divergence_is_the_mean_over_rounds_and_seeds(tmp_path):
+    def run(*before):
+        named = [{"gradient-divergence/before/fc": far, "gradient-divergence/after/fc": 1.0} for far in before]
+        return Source(tmp_path, {}, "", [record(n, extra=extra) for n, extra in enumerate(named, 1)], {}, {})
+
+    found = diverged(Group("", "", [run(1.0, 3.0), run(5.0, 7.0)]))
+    assert found == {"divergence": {"before": {"fc": 4.0}, "after": {"fc": 1.0}}, "rounds": [1, 2]}
+
+
+def test_of_many_layers_those_are_drawn_that_a_filter_changes():
+    before, axes = {str(layer): float(layer) for layer in range(MANY + 1)}, Figure().subplots()
+    data = {"divergence": {"before": before, "after": before | {"3": 1.0, "5": 2.0}}}
+    divergence(axes, Shown("", "", "#000000", "-", data), [])
+    assert [line.get_ydata().tolist() for line in axes.lines] == [[3, 5], [1, 2]]
+
+
+def test_time_runs_to_the_right_and_bands_upwards():
+    one = Shown("", "", "#000000", "-", {"rounds": [1, 2, 3], "values": [[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]]})
+    drawn = bands_by_round(Figure().subplots(), one, [one])
+    assert drawn.get_array().tolist() == [[1, 2, 3], [10, 20, 30]]
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
@@ -137,6 +165,9 @@ def test_clients_stand_by_cluster(tmp_path):
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["8", "4", "9"]
     assert axes.images[0].get_array()[1].tolist() == [-0.5, 1.0, 0.25]
     assert [line.get_ydata()[0] for line in axes.lines[:1]] == [0.5]  # between the clusters
+    marks = [mark for mark in charts["cluster-points"].figure.axes[0].collections if len(mark.get_offsets())]
+    hollow = [mark.get_offsets().tolist() for mark in marks if not len(mark.get_facecolor())]
+    assert hollow == [[[2, 0]]]  # the client that is opposed
 
 
 @pytest.mark.parametrize(("split", "words"), [({}, "training loss"), ({"split": "test"}, "test loss")])
@@ -147,3 +178,15 @@ def test_charts_of_the_loss_say_whose_it_is(tmp_path, split, words):
     charts = {chart.file: chart for chart in diagnostic_charts(setting)}
     assert charts["landscape-line"].figure.axes[0].get_ylabel() == words
     assert charts["landscape-line"].note == f"{words}, each method around its own last model"
+
+
+def test_a_surface_stands_above_the_plane_as_it_was_measured(monkeypatch):
+    """Rows of the values are the second direction."""
+    drawn = []
+    monkeypatch.setattr("mpl_toolkits.mplot3d.Axes3D.plot_surface", lambda axes, *places, **look: drawn.append(places))
+    at = [-1.0, 0.0, 1.0]
+    plane = {"x": at, "y": at, "values": [[a + 10 * b for a in at] for b in at]}
+    landscape_surfaces([Shown("", "", "#000000", "-", {"plane": plane})])
+    ((x, y, z),) = drawn
+    assert np.array_equal(z, np.minimum(x + 10 * y, z.max()))
+    assert z.max() > 10

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from invented import made_up
+from invented import made_up, record
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import fedkeel as fk
 from fedkeel.cli.training import runs_in
 from fedkeel.report import figures
-from fedkeel.report.content import SPENT, Setting, content, look
+from fedkeel.report.content import SPENT, Setting, content, look, ranked
 from fedkeel.report.diagnostic_figures import diagnostic_charts
 from fedkeel.report.drawing import embed, finish, lay_out, new_axes, styled
 from fedkeel.report.figures import write_figures
@@ -26,7 +26,6 @@ from fedkeel.report.source import Group, Source, groups_of
 from fedkeel.report.sweeps import find_sweeps, trials_of_runs
 from fedkeel.report.tables import differences, leaders, summary
 from fedkeel.runs.prepare import problem_of
-from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.diagnose import write_diagnostic
 
 
@@ -83,6 +82,10 @@ def test_a_repeat_that_was_analysed_is_kept(tmp_path):
     write_diagnostic(folders[0], "drift", {"mean": 2.0})
     (group,) = groups_of(read(*folders))
     assert [run.path.name for run in group.runs] == ["0"]
+    lines = (folders[0] / "rounds.jsonl").read_text().splitlines()
+    (folders[0] / "rounds.jsonl").write_text("\n".join(lines[:5]) + "\n")
+    (group,) = groups_of(read(*folders))
+    assert [run.path.name for run in group.runs] == ["0-again"], "which went further"
 
 
 def test_runs_of_another_length_are_no_seeds_of_the_same_experiment(tmp_path):
@@ -136,6 +139,25 @@ def test_differences_are_told_with_their_interval_where_seeds_can_be_paired(tmp_
     assert differences(setting, "accuracy")[0].startswith("Best of fedprox")
 
 
+def test_a_difference_of_losses_is_not_in_points(tmp_path):
+    def group(label, *losses):
+        records = [[record(1, extra={"test_loss": loss})] for loss in losses]
+        return Group(label, "", [Source(tmp_path, {"seed": s}, "", each, {}, {}) for s, each in enumerate(records)])
+
+    told = differences(setting_of(group("a", 0.5, 0.5), group("b", 0.5, 0.25)), "test_loss")
+    assert told[0].startswith("Best of b less best of a: -0.125; 95 % interval")
+
+
+def test_what_was_spent_is_of_the_runs_that_got_there_and_seconds_of_a_place_that_did(tmp_path):
+    def run(seed, engine, *seconds):
+        records = [record(n, seconds=s, bytes_up=int(1000 * s)) for n, s in enumerate(seconds, 1)]
+        return Source(tmp_path, {"seed": seed}, "", records, {"engine": engine}, {})
+
+    group = Group("", "", [run(0, "serial", 2.0), run(1, "serial", 2.0), run(2, "stacked", 5.0, 5.0)])
+    assert spent_by(group, "bytes", [1, 2]) == [4000, 12000]
+    assert spent_by(group, "seconds", [1, 2]) == [5, 10]
+
+
 def test_a_reported_accuracy_is_not_subtracted_from_a_reported_loss(tmp_path):
     folders = [made_up(tmp_path / f"a{seed}", seed=seed) for seed in range(3)]
     folders += [made_up(tmp_path / f"p{seed}", method="fedprox", seed=seed) for seed in range(3)]
@@ -155,12 +177,13 @@ def test_seconds_of_several_engines_are_not_averaged_and_the_page_says_so(tmp_pa
     lines = [json.loads(line) | {"seconds": 10.0} for line in (folders[2] / "rounds.jsonl").read_text().splitlines()]
     (folders[2] / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folders[2] / "environment.json").write_text(json.dumps({"engine": "stacked"}))
-    made = content(read(*folders))
+    made = content(read(*folders), target=0.5)  # which all three reach after round 8
     (group,) = made.settings[0].groups
     assert spent_by(group, "seconds", [4, 20]) == pytest.approx([1.0, 5.0])
     assert spent_by(group, "bytes", [4]) == pytest.approx([6000.0])
     text = page(made)
     assert 'data-value="5">5.0 s</td>' in text
+    assert 'data-value="2">2.0 s</td>' in text, "to the target"
     assert "Times are of different machines or engines: serial; stacked; none are averaged across" in text
     assert data_of(text)["settings"][0]["groups"][0]["seconds"][-1] == 5
 
@@ -173,10 +196,9 @@ def test_spread_leaves_out_what_is_missing():
 
 def test_a_seed_without_a_number_is_counted_and_its_method_leads_in_nothing(tmp_path):
     """The last loss of the better method is not finite with one of two seeds."""
-    fixed = dict(selected=[0], loss=1.0, drift=1.0, backward_passes=1, bytes_down=1, bytes_up=1, seconds=1.0)
 
     def source(seed, *losses):
-        records = [RoundRecord(n, extra={"test_loss": value}, **fixed) for n, value in enumerate(losses, 1)]
+        records = [record(n, extra={"test_loss": value}) for n, value in enumerate(losses, 1)]
         return Source(tmp_path, {"seed": seed, "rounds": 2}, "", records, {}, {})
 
     groups = [Group("a", "", [source(0, 0.5, 0.4), source(1, 0.5, 0.4)]),
@@ -227,20 +249,28 @@ def test_the_target_is_reached_by_all(tmp_path, drawn_only):
 
 
 def test_the_target_is_the_hardest_of_two_digits(tmp_path):
-    fixed = dict(selected=[0], loss=1.0, drift=1.0, backward_passes=1, bytes_down=1, bytes_up=1, seconds=1.0)
     for share in range(1, 101):
         for best, target in ((share / 100, share), (math.nextafter(share / 100, 0), share - 1)):
-            source = Source(tmp_path, {"rounds": 1}, "", [RoundRecord(1, accuracy=best, **fixed)], {}, {})
+            source = Source(tmp_path, {"rounds": 1}, "", [record(1, accuracy=best)], {}, {})
             assert common_target([Group("fedavg", "", [source])]) == (target / 100 or None)
 
 
 def test_a_round_that_was_scored_only_because_the_run_ended_there_does_not_count(tmp_path):
-    fixed = dict(selected=[0], loss=1.0, drift=1.0, backward_passes=1, bytes_down=1, bytes_up=1, seconds=1.0)
     scores = {2: 0.5, 3: 0.9, 4: 0.6}  # in round 3 the run was over, until it was extended
-    records = [RoundRecord(number, accuracy=scores.get(number), **fixed) for number in range(1, 5)]
+    records = [record(number, accuracy=scores.get(number)) for number in range(1, 5)]
     source = Source(tmp_path, {"evaluate_every": 2, "rounds": 4}, "", records, {}, {})
     found = row(Group("fedavg", "", [source]), None).results
     assert (found["best"].mean, found["mean_last"].mean) == (0.6, pytest.approx(0.55))
+    (cost,) = row(Group("fedavg", "", [source]), 0.6).to_target
+    assert cost.rounds == 4
+
+
+def test_a_number_reported_before_a_run_was_extended_is_not_shown(tmp_path):
+    def reported(after):
+        records = [record(number, accuracy=0.5) for number in range(1, 5)]
+        return Source(tmp_path, {"rounds": 4}, "", records, {}, {}, {"rounds": after, "reported": 0.9}).reported
+
+    assert (reported(2), reported(4)) == (None, 0.9)
 
 
 def test_commands_reproduce_each_run(tmp_path, drawn_only):
@@ -375,10 +405,11 @@ def test_labels_are_those_that_the_run_trains_on(tmp_path, settings):
 
 def test_a_run_that_sets_other_samples_aside_has_a_table_of_its_own(tmp_path):
     policies = ({}, {"evaluation": {"share": 0.3}}, {"evaluation": {"share": 0.3, "report": "last"}})
+    policies += ({"method": "fedlaw"},)  # its server takes some
     folders = [made_up(tmp_path / str(i), rounds=1, tracked=False, **given) for i, given in enumerate(policies)]
     tables, _ = label_tables(read(*folders))
-    assert len(tables) == 2
-    assert len({table.note.split(";")[1] for table in tables}) == 2  # they say of how many samples
+    assert len(tables) == 3
+    assert len({table.note.split(";")[1] for table in tables}) == 3  # they say of how many samples
 
 
 @pytest.mark.slow
@@ -560,6 +591,31 @@ def test_of_many_methods_the_best_are_shown_first_and_look_different(tmp_path, d
     assert "1 method in 40 variants on digits" in page(made)
     few = content([group.runs[0] for group in made.settings[0].groups[:14]]).data()["settings"][0]["groups"]
     assert all(group["on"] for group in few)
+
+
+def setting_of(*groups):
+    return Setting(0, "", groups, [row(group, None) for group in groups], [], None)
+
+
+@pytest.mark.parametrize(("measure", "order"), [("accuracy", [0, 2, 1]), ("test_loss", [1, 2, 0])])
+def test_the_best_have_the_highest_accuracy_or_the_lowest_loss(tmp_path, measure, order):
+    measured = [{"accuracy": v} if measure == "accuracy" else {"extra": {measure: v}} for v in (0.3, 0.1, 0.2)]
+    runs = [Source(tmp_path, {}, "", [record(1, **one)], {}, {}) for one in measured]
+    assert ranked(setting_of(*(Group("", "", [run]) for run in runs))) == order
+
+
+def test_a_curve_against_bytes_is_in_the_axis_unit_and_its_band_is_one_deviation(tmp_path):
+    levels = (0.5, 0.7), (0.6, 0.9)  # of two seeds after each round
+    runs = [Source(tmp_path, {}, "", [record(n, accuracy=one[s]) for n, one in enumerate(levels, 1)], {}, {})
+            for s in range(2)]  # fmt: skip
+    (axes,) = figures.curves(setting_of(Group("", "", runs)), "accuracy", "bytes", 10).axes
+    assert axes.get_xlabel() == "sent both ways (kB)"
+    assert axes.lines[0].get_xydata() == pytest.approx(np.array([[1.5, 60], [3, 75]]))
+    ((outline,),) = [band.get_paths() for band in axes.collections]
+    deviations = 100 * np.std(levels, axis=1, ddof=1)
+    for x, mean, deviation in zip((1.5, 3), (60, 75), deviations, strict=True):
+        y = outline.vertices[outline.vertices[:, 0] == x, 1]
+        assert (y.min(), y.max()) == (pytest.approx(mean - deviation), pytest.approx(mean + deviation))
 
 
 def test_the_words_of_an_axis_fit_beside_it():

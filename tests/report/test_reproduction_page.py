@@ -12,6 +12,7 @@ from fedkeel.papers.ledger import Entry, append
 from fedkeel.papers.ledger import read as read_ledger
 from fedkeel.papers.reproduce import done, runs_of, settings_of
 from fedkeel.papers.verdicts import judge
+from fedkeel.report.dots import Dot, dot_chart
 from fedkeel.report.reproduction import page
 
 VOID = {"meta", "link"}
@@ -91,6 +92,12 @@ def test_rows_without_a_curve_are_named_and_another_seed_is_drawn():
     text = page([old, *again, line(cells["FedSAM"], 75.0, 800)], "Curves")
     assert "cifar10, 0.1: best accuracy so far, by round, one seed each; not recorded for FedAvg<" in text
     assert text.count("FedDyn</text>") == 1
+
+
+def test_each_number_has_the_bar_of_its_own_deviation():
+    (axes,) = dot_chart([Dot("a", reported=70.0, spread=1.0, measured=60.0, std=5.0, verdict="")]).axes
+    bars = [bar.get_segments()[0][:, 0].tolist() for _, _, (bar,) in axes.containers]
+    assert bars == [[69, 71], [55, 65]]
 
 
 def test_the_command_draws_a_ledger(tmp_path, capsys, drawn_only):

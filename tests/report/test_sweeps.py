@@ -1,10 +1,23 @@
 """Runs that differ in one number are found, named and drawn."""
 
 from dataclasses import replace
+from statistics import stdev
 from types import SimpleNamespace
 
+import pytest
+from invented import record
+
 from fedkeel.report.series import Spread
-from fedkeel.report.sweeps import Trial, find_sweeps, on_shared_seeds, simplify, sweep_charts, trials_of_ledger
+from fedkeel.report.source import Group, Source
+from fedkeel.report.sweeps import (
+    Trial,
+    find_sweeps,
+    on_shared_seeds,
+    simplify,
+    sweep_charts,
+    trial_of,
+    trials_of_ledger,
+)
 
 
 def trial(method, mean=50.0, **settings):
@@ -73,6 +86,16 @@ def test_runs_of_a_ledger_are_compared_as_far_as_they_came_and_as_they_are_judge
     # the third stopped earlier; on the seed that the others share
     assert shape(find_sweeps(trials)) == [("lr", {"fedavg": [50.0, 50.0]})]
     assert trials_of_ledger([entry(0.1, 0, 5, superseded="a fault")]) == []
+    for personal, shown in ((70.0, 70.0), (None, 60.0)):  # what its policy reports, where it has one
+        (found,) = trials_of_ledger([entry(0.1, 0, 5, evaluation="best", personal=personal)])
+        assert found.result.mean == shown
+
+
+def test_a_result_and_its_deviation_are_in_percent(tmp_path):
+    runs = [Source(tmp_path, {"seed": i}, "", [record(1, accuracy=a)], {}, {}) for i, a in enumerate((0.5, 0.7))]
+    found = trial_of(Group("fedavg", "", runs)).result
+    assert found.count == 2
+    assert (found.mean, found.deviation) == (pytest.approx(60), pytest.approx(100 * stdev([0.5, 0.7])))
 
 
 def test_charts_say_what_they_show():
@@ -81,6 +104,8 @@ def test_charts_say_what_they_show():
     assert results.file == "against-1-alpha"
     assert results.figure.axes[0].get_xlabel().startswith("Dirichlet's α")
     assert results.figure.axes[0].get_ylabel() == "best test accuracy (%)"
+    ((_, _, (bars,)),) = results.figure.axes[0].containers
+    assert [bar[:, 1].tolist() for bar in bars.get_segments()] == [[50, 52], [59, 61]]  # one deviation
     assert [line.get_label() for line in overlaid.figure.axes[0].lines] == ["fedavg, alpha 0.1", "fedavg, alpha 1"]
 
 
