@@ -4,6 +4,7 @@ import importlib
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,15 +15,20 @@ from fedkeel.testing.laws import LAWS
 from fedkeel.testing.trial import Trial, difference
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "extending.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+
+
+def find_block(line: str) -> str:
+    [found] = [block for block in BLOCKS if line in block]
+    return found
 
 
 @pytest.mark.slow
 def test_the_guides_fednova_is_fednova(tmp_path, monkeypatch):
-    code, check, *_ = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-    (tmp_path / "nova.py").write_text(code)
+    (tmp_path / "nova.py").write_text(find_block("def nova("))
     monkeypatch.syspath_prepend(tmp_path)
     nova = importlib.import_module("nova").nova
-    assert 'check_method(nova, neutral={}, base="fedavg")' in check
+    assert find_block('check_method(nova, neutral={}, base="fedavg")')
     check_method(nova, neutral={}, base="fedavg", skip=["processes_agree"])
     ours = fk.METHODS["fednova"]()
     assert difference(Trial(nova()).plain, Trial(ours).plain) < 1e-12
@@ -32,7 +38,7 @@ def test_the_guides_fednova_is_fednova(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_guides_fading_pull_lies_between_fedprox_and_fedavg(tmp_path, monkeypatch):
-    (tmp_path / "fading.py").write_text(re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)[2])
+    (tmp_path / "fading.py").write_text(find_block("class FadingPull("))
     monkeypatch.syspath_prepend(tmp_path)
     fading = importlib.import_module("fading").fading
     check_method(fading, neutral={"mu": 0.0}, base="fedavg", skip=["processes_agree"])
@@ -42,9 +48,22 @@ def test_the_guides_fading_pull_lies_between_fedprox_and_fedavg(tmp_path, monkey
     del sys.modules["fading"]
 
 
+def test_the_guides_rounding_is_right_on_average():
+    given: dict[str, Any] = {}
+    exec(find_block("class RandomRounding(").partition("\n\n\nmethod =")[0], given)
+    delta = fk.Tree.of({"w": torch.tensor([0.3, -1.25, 2.0], dtype=torch.float64)})
+    at = fk.Local(delta, delta, {}, None, *torch.zeros(3), torch.zeros((), dtype=torch.int64))
+    drawn = []
+    for key in range(1000):
+        report, _ = given["RandomRounding"](0.5).finish({"delta": delta}, {}, at._replace(key=torch.tensor(key)))
+        drawn.append(report["delta"].buffer)
+    mean = torch.stack(drawn).mean(0)
+    assert all(((one / 0.5) % 1 == 0).all() for one in drawn)
+    assert torch.allclose(mean, delta.buffer, atol=0.5 * 5 * 0.5 / 1000**0.5)  # five standard errors
+
+
 def test_the_guides_partition_obeys_the_laws(tmp_path, monkeypatch):
-    code = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)[3]
-    (tmp_path / "nths.py").write_text(code)
+    (tmp_path / "nths.py").write_text(find_block("class EveryNth:"))
     monkeypatch.syspath_prepend(tmp_path)
     check_partition("nths:EveryNth,clients=5")
     check_partition(importlib.import_module("nths").EveryNth(5))
