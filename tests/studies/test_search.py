@@ -128,6 +128,8 @@ def test_one_of_three_goes_on_and_the_best_late_score_wins():
     assert rungs[-1].ranked == [drawn[4]]
     assert sum(rung.passes for rung in rungs) == 2 * (9 * 1 + 3 * 2 + 1 * 6)  # each round is paid for once
     assert {e.plan.rounds for e in asked} == {1, 3, 9}
+    four = halve(search, drawn[:4], execute)
+    assert [len(rung.scores) for rung in four] == [4, 2, 1]  # a third of four, rounded up
 
 
 def test_candidates_that_broke_off_are_told_beside_the_cost(capsys):
