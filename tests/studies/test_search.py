@@ -168,6 +168,8 @@ def test_scores_are_means_of_late_rounds_and_never_of_the_test_set():
     experiment = fk.Experiment(dataset="digits", rounds=10, validation=0.2)
     assert late_score(made(experiment, lambda e, t: t / 10)) == pytest.approx(0.95)
     assert late_score(made(experiment, lambda e, t: math.nan if t == 10 else 0.5)) is None
+    rare = fk.Experiment(dataset="digits", rounds=50, validation=0.2, evaluate_every=5)
+    assert late_score(made(rare, lambda e, t: t / 50)) == pytest.approx(0.95)  # of rounds 45 and 50
     without = made(experiment, lambda e, t: None)
     assert without.curve("accuracy")
     assert late_score(without) is None

@@ -217,6 +217,17 @@ def test_the_choice_is_made_on_validation_data():
     assert validation_score(replace(run, records=losses)) == -1  # the least
 
 
+def test_a_round_in_which_a_run_once_ended_chooses_nothing():
+    """A run that was extended is scored as one that never was shorter."""
+    exp = fk.Experiment(problem=small_problem(), rounds=4, validation=0.3, evaluate_every=2)
+    for measure, values, score in (("accuracy", (0.5, 0.9, 0.6), 0.6), ("loss", (3.0, 1.0, 2.0), -2.0)):
+        records = [
+            RoundRecord(t, [0], 1.0, 1.0, 1, 1, 1, 1.0, extra={f"validation_{measure}": value})
+            for t, value in zip((2, 3, 4), values, strict=True)
+        ]
+        assert validation_score(Run(exp, records, {}, {}, None, None, None)) == score
+
+
 def test_where_clients_models_are_judged_the_choice_is_made_by_them():
     """The server's model of FedPer has a head that nobody trained: its score says nothing."""
     sweep = Sweep.load(BASE | {"evaluation": {}, "grid": {"lr": [0.01, 0.1, 1.0]}, "methods": {"fedper": {}}})
