@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fedkeel.cli.console import table
 from fedkeel.cli.progress import Bars, Display, Lines, describe_round, display, gpu_memory
+from fedkeel.cli.results import find_leader
 from fedkeel.cli.telling import show_log
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.record import RoundRecord
@@ -131,6 +132,18 @@ def test_memory_is_what_torch_holds_and_nothing_on_a_cpu(monkeypatch):
     sizes = [7, 80]
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(total_memory=sizes[i]))
     assert gpu_memory() == (5, 80)
+
+
+def test_the_leader_is_the_one_who_reports_the_most_if_all_report():
+    def outcome(last, **reported):
+        return SimpleNamespace(
+            run=SimpleNamespace(last=last, result={"judged_on": "accuracy", "last": last} | reported)
+        )
+
+    high, low, silent = outcome(0.9, reported=0.5), outcome(0.6, reported=0.8), outcome(0.7)
+    assert find_leader([high, low]) is low
+    assert find_leader([low, silent, high]) is high
+    assert find_leader([high]) is None
 
 
 def test_a_file_gets_lines_and_silence_gets_none():

@@ -158,11 +158,14 @@ def test_a_field_inside_a_partition():
 
 
 # ---- methods ----
-def test_a_hyperparameter_goes_to_the_methods_that_have_it():
+def test_a_hyperparameter_goes_to_the_methods_that_have_it(tmp_path):
     plain, sam, fft = asked(methods=("fedavg", "fedsam", "fedfft"), assignments=("method.rho=0.7", "method.ratio=0.2"))
     assert not rules(plain, Sam)
     assert rules(sam, Sam) == rules(fft, Sam) == [Sam(0.7)]
     assert rules(fft, HighPass)[0].ratio == 0.2
+    file = tmp_path / "e.toml"
+    file.write_text('dataset = "digits"\nmethod = {name = "fedsam", rho = 0.3}\n')
+    assert [rules(one, Sam) for one in asked(file=file, assignments=("method.rho=0.7",))] == [[Sam(0.7)]]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedkeel.data.augment import Augment
 from fedkeel.data.batches import sample_keys
-from fedkeel.data.prepare import find_augmentation
+from fedkeel.data.prepare import Preparation, find_augmentation
 from fedkeel.errors import ExperimentError
 from fedkeel.randomness import bits
 
@@ -130,6 +130,16 @@ def test_neighbouring_samples_and_steps_are_independent(distance: int) -> None:
 def test_impossible_settings_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ExperimentError, match=str(next(iter(settings.values())))):
         Augment(**settings)  # type: ignore[arg-type]
+
+
+def test_rows_stay_rows_and_columns_columns() -> None:
+    """(x / 255 − mean) / std of each channel, which comes to the front."""
+    raw = torch.zeros(1, 4, 6, 3, dtype=torch.uint8)
+    raw[0, 2, 5, 1] = 255
+    expected = torch.tensor([-1.0, -1.0, -1.0]).view(3, 1, 1).repeat(1, 4, 6)
+    expected[1, 2, 5] = 3.0
+    [prepared] = Preparation((0.5, 0.25, 0.2), (0.5, 0.25, 0.2))((raw,), None)
+    torch.testing.assert_close(prepared[0], expected)
 
 
 def test_padding_grows_with_the_image() -> None:

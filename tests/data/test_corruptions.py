@@ -287,6 +287,11 @@ def test_snow_falls_on_a_paler_image_and_is_symmetric():
     assert 0 < float((over > 0).double().mean()) <= 1
 
 
+def test_snow_falls_downwards():
+    flakes = snow(torch.zeros(40, 1, 32, 32, dtype=torch.float64), MANY, *constants("snow", 2))
+    assert 1.5 * flakes.diff(dim=-2).abs().mean() < flakes.diff(dim=-1).abs().mean()
+
+
 def test_frost_is_a_cut_of_a_photograph(photographs):
     flat = torch.full((40, 3, 32, 32), 0.25, dtype=torch.float64)
     result = (frost(flat, MANY, 0.75, 0.45) - 0.75 * 0.25) / 0.45
@@ -312,7 +317,7 @@ ALL = list(CORRUPTIONS)
 
 @for_each("name", ALL)
 def test_an_image_is_corrupted_alike_in_any_batch(name):
-    images = pictures()
+    images = np.uint8(pictures() * np.array([0.5, 1, 0.7, 0.3])[:, None, None, None])  # the brightest is left out
     together = corrupt_array(images, name, 3, KEYS)
     order = np.array([2, 0, 3])
     np.testing.assert_array_equal(corrupt_array(images[order], name, 3, KEYS[order]), together[order])
@@ -353,6 +358,37 @@ def test_all_fifteen_of_the_benchmark_are_computed_and_twelve_are_dealt_as_ever(
     assert set(CORRUPTIONS) == set(PUBLISHED)
     assert set(PUBLISHED) - set(TWELVE) == {"frost", "snow", "motion_blur"}
     assert all(len(corruption.constants) == 5 for corruption in CORRUPTIONS.values())
+
+
+SCRIPT = {
+    "gaussian_noise": (0.04, 0.06, 0.08, 0.09, 0.10),
+    "shot_noise": (500, 250, 100, 75, 50),
+    "impulse_noise": (0.01, 0.02, 0.03, 0.05, 0.07),
+    "defocus_blur": ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)),
+    "glass_blur": ((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2)),  # the script moves by one pixel in all
+    "zoom_blur": (1.06, 1.11, 1.16, 1.21, 1.26),
+    "fog": ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)),
+    "brightness": (0.05, 0.1, 0.15, 0.2, 0.3),
+    "contrast": (0.75, 0.5, 0.4, 0.3, 0.15),
+    "elastic_transform": ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
+    "pixelate": (0.95, 0.9, 0.85, 0.75, 0.65),
+    "jpeg_compression": (80, 65, 58, 50, 40),
+    "motion_blur": ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)),
+    "snow": (
+        (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
+        (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
+        (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
+        (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
+        (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
+    ),
+    "frost": ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)),
+}
+"""The constants of make_cifar_c.py, by severity."""
+
+
+@for_each("name", ALL)
+def test_constants_are_those_of_the_published_script(name):
+    assert CORRUPTIONS[name].constants == tuple(one if isinstance(one, tuple) else (one,) for one in SCRIPT[name])
 
 
 def test_what_cannot_be_computed_is_said():

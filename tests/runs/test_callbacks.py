@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 import fedkeel as fk
+from fedkeel.cli.callbacks import read_callbacks
 from fedkeel.errors import RequestError, RunError
 from fedkeel.report.content import content
 from fedkeel.report.source import Source
@@ -15,6 +16,7 @@ from fedkeel.report.tables import summary
 from fedkeel.runs import checkpoint, following
 from fedkeel.runs.following import EveryRound, describe, find_callbacks, list_callbacks, memory_of
 from fedkeel.runs.record import RoundRecord
+from fedkeel.studies import onnx_file
 from fedkeel.studies.caveats import unfinished
 from fedkeel.studies.run_groups import group_runs
 from problems import small_problem
@@ -415,7 +417,12 @@ def test_what_a_callback_does_wrong_is_said_in_a_line_and_the_rounds_are_kept(tm
 
 
 # ---- the command line ----------------------------------------------------------------------------------------------
-def test_keep_and_patience_on_the_command_line(trained, fedkeel):
+def test_keep_names_what_chooses():
+    for given, on in (("best", "test"), ("best:test", "test"), ("best:validation", "validation")):
+        assert [one.on for one in read_callbacks(given, None, None)] == [on]
+
+
+def test_keep_and_patience_on_the_command_line(trained, fedkeel, monkeypatch):
     words = "--method fedavg --out here --rounds 9 --patience 1 --keep best --set lr=3".split()
     (run,) = trained(*words)
     result = run["result"]
@@ -423,6 +430,18 @@ def test_keep_and_patience_on_the_command_line(trained, fedkeel):
     assert result["rounds"] == result["kept"]["best"]["round"] + 1 < 9
     assert trained(*words)[0]["state"] == "found"
     assert fedkeel("export", "model", "here", "best.safetensors", "--which", "best").code == 0
+    exported = {}
+
+    def write(done, file, trust):
+        exported[file.stem] = done.model().state_dict()
+        file.touch()
+        return ["input"]
+
+    monkeypatch.setattr(onnx_file, "write_onnx", write)
+    for which in ("best", "last"):
+        assert fedkeel("export", "model", "here", f"{which}.onnx", "--which", which).code == 0
+        assert equal(exported[which], fk.load_run("here").model(which).state_dict())
+    assert not equal(exported["best"], exported["last"])
     shown = fedkeel("resume", "here")
     assert f"stopped in round {result['rounds']}" in shown.out
     gone_on = fedkeel("resume", "here", "--patience", "0", "--json")

@@ -17,6 +17,7 @@ import fedkeel as fk
 from fedkeel.data.clients import HeldOut, TensorClients
 from fedkeel.engines.engine import Training
 from fedkeel.runs.participation import Participation
+from fedkeel.runs.record import summarise
 from problems import small_problem
 
 
@@ -116,6 +117,8 @@ def test_participation_is_a_fixed_number_or_a_coin_for_each():
     assert min(counts) >= 1
     assert abs(np.mean(counts) - 10) < 0.3
     assert abs(np.var(counts) - 9) < 1.2
+    half = Participation(0, np.arange(100) % 2, "bernoulli:0.2")  # of those who have data
+    assert 9 < np.mean([len(half.selected(t)) for t in range(100)]) < 11
     assert len(Participation(0, np.ones(3, dtype=np.int64), 0.1).selected(0)) == 1
     assert len(Participation(0, sizes, 0.29).selected(0)) == 29  # 0.29 · 100 is 28.999… in floating point
 
@@ -218,6 +221,12 @@ def test_the_trained_module_scores_what_the_run_says():
     assert all(torch.equal(a, b) for a, b in zip(before, small_problem().model.parameters(), strict=True))
 
 
+def test_the_training_loss_is_the_mean_over_clients(toy):
+    """½ Σ_j H_ij (1 − b_ij)² is 1, 1 and 4."""
+    asked = fk.Experiment(problem=toy, rounds=1, participation=1.0, epochs=1, batch_size=1, lr=0.1)
+    assert fk.run(asked, engine="serial", dtype=torch.float64).records[0].loss == 2.0
+
+
 def test_a_loss_may_be_a_mean():
     base = small_problem()
     mean = fk.Problem(torch.nn.CrossEntropyLoss(), base.clients, base.model, test=base.test)
@@ -230,6 +239,10 @@ def test_evaluation_every_few_rounds_and_always_at_the_end():
     run = fk.run(experiment(rounds=5, evaluate_every=2))
     assert run.rounds("accuracy") == [2, 4, 5]
     assert len(run.curve("accuracy")) == 3
+    scored = {2: 0.5, 3: 0.95, 4: 0.6, 5: 0.9}  # the run once ended in the third
+    records = [replace(record, accuracy=scored.get(record.round)) for record in run.records]
+    found = summarise(records, 2, "accuracy")
+    assert (found["best"], found["best_round"], found["last"], found["mean_last_over"]) == (0.9, 5, 0.9, 3)
 
 
 def test_the_last_partial_batch_is_kept():

@@ -178,6 +178,8 @@ def test_a_diverged_client_is_left_out_and_changes_nothing(caplog):
     assert torch.equal(with_it.server["params"].buffer, without.server["params"].buffer)
     assert torch.equal(with_it.server["c"].buffer, without.server["c"].buffer)
     assert [record.dropped for record in with_it.records] == [[1], [1]]
+    sent = [[record.bytes_up for record in run.records] for run in (with_it, without)]
+    assert [2 * three for three in sent[0]] == [3 * two for two in sent[1]]  # what is left out was sent
     assert "left out" in caplog.text
 
 

@@ -4,6 +4,7 @@ import copy
 import math
 from dataclasses import dataclass
 from itertools import combinations, pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import fedkeel as fk
 from fedkeel.analysis.drift import drift
 from fedkeel.analysis.spectrum import band_drift
 from fedkeel.core.trees import Tree
+from fedkeel.runs import probe
 from fedkeel.runs.folder import read_rounds
 from fedkeel.runs.observers import OBSERVERS, SPECTRUM_EVERY, Seen, observe_round, observe_state
 from problems import CENTRE, CURVATURE
@@ -89,8 +91,9 @@ def slopes_of_clients(problem, weights):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_spectra_of_gradients_and_perturbations_are_those_of_numpy(small, engine):
+def test_spectra_of_gradients_and_perturbations_are_those_of_numpy(small, engine, monkeypatch):
     """∇f_k at the model that clients begin with, taken here by autograd; SAM's perturbation is ρ g / ‖g‖."""
+    monkeypatch.setattr(probe, "CHUNK", 5)  # parts of samples add up to all
     exp = experiment(small, method={"name": "fedsam", "rho": 0.3}, rounds=3, participation=1.0)
     track = tuple(f"{name}@3" for name in PROBES)
     run = fk.run(exp, engine=engine, dtype=torch.float64, keep_params=True, track=track)
@@ -114,6 +117,16 @@ def test_spectra_of_gradients_and_perturbations_are_those_of_numpy(small, engine
             for client in range(len(slopes)):
                 far = np.nanmean([alone[m][client] for _, alone, _ in expected.values()])
                 assert found[f"{kind}/client/{client}/{m + 1}"] == pytest.approx(far, rel=1e-6)
+
+
+def test_which_samples_are_looked_at_depends_on_the_seed_of_the_split_alone():
+    task = SimpleNamespace(clients=SimpleNamespace(sizes=[40]))
+
+    def rows(seed, split):
+        plan = fk.Experiment(dataset="digits", model="logistic", seed=seed, partition_seed=split).plan
+        return probe.Probe(task, plan.method, plan, {"params": None}, 0, [0], {}.get, samples=5).rows(0).tolist()
+
+    assert rows(0, 3) == rows(1, 3) != rows(0, 4)
 
 
 def test_spectra_of_gradients_change_no_result_and_are_taken_at_four_moments(small, tmp_path):

@@ -44,10 +44,12 @@ def judged(run, net, client):
 
 def test_the_global_model_on_each_clients_data():
     policy = {"model": "global", "weights": "size"}
-    run = fk.run(experiment(evaluation=policy), engine="serial")
+    asked = experiment(evaluation=policy)  # each is judged on what another trains on: sizes are those of tests
+    run = fk.run(asked.with_(problem=replace(asked.problem, tests=asked.problem.clients[::-1])), engine="serial")
     scores = [judged(run.params, small_problem(SIZES).model, client) for client in range(6)]
     last = run.records[-1]
     assert last.accuracy == pytest.approx(sum(s * n for s, n in zip(scores, SIZES, strict=True)) / sum(SIZES))
+    assert last.clients["accuracy"] == pytest.approx(scores[::-1], abs=1e-5)
     assert last.extra["client_accuracy_worst"] == pytest.approx(min(scores))
     assert "server_accuracy" in last.extra
 
@@ -128,6 +130,18 @@ def test_a_client_whose_score_is_no_number_is_the_worst_wherever_it_stands(name)
         values.insert(place, math.nan)
         found = summarise_clients(values, [1.0] * 6, name)
         assert all(math.isnan(value) for value in found.values()), place
+
+
+def test_a_client_whose_loss_is_no_number_is_not_left_out_of_the_mean():
+    asked = experiment(evaluation={"model": "global"}, rounds=1)
+    (x, y), *others = asked.problem.clients
+    model = torch.nn.Linear(6, 3, bias=False)
+    torch.nn.init.constant_(model.weight, 10.0)
+    beyond = torch.full_like(x, 3e38)  # finite, but none of its outputs are
+    problem = replace(asked.problem, model=model, tests=[(beyond, y), *others])
+    run = fk.run(asked.with_(problem=problem), engine="serial")
+    assert [loss is None for loss in run.records[0].clients["loss"]] == [True, *[False] * 5]
+    assert run.records[0].extra["client_loss"] is None
 
 
 def test_a_batch_where_nothing_counts_is_no_batch():

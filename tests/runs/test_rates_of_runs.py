@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,13 @@ def rates(monkeypatch):
 def test_the_rate_of_each_round_is_the_schedules(small, rates):
     fk.run(make(small, schedule="cosine"), engine="serial")
     assert rates == pytest.approx([0.1 * (1 + math.cos(math.pi * t / 4)) for t in range(4)])
+
+
+def test_the_final_tuning_has_the_rate_of_the_last_round(small, rates):
+    tuned = {"model": "global", "tune": True}
+    problem = replace(small, tests=small.clients)
+    fk.run(make(problem, method="fedavg", rounds=3, lr_decay=0.5, evaluation=tuned), engine="serial")
+    assert rates == [0.2, 0.1, 0.05, 0.05]
 
 
 def test_the_exponential_schedule_is_what_lr_decay_does(small):

@@ -13,6 +13,7 @@ import torch
 from small_runs import SMALL
 
 import fedkeel as fk
+from fedkeel.cli.compare import show_cost
 from fedkeel.cli.main import call
 from fedkeel.report.content import content
 from fedkeel.report.source import Source
@@ -118,13 +119,18 @@ def test_differences_are_paired_by_seed():
     assert paired_differences({7: 0.6}, base.values("best")) is None
 
 
-def test_cost_to_a_target_counts_up_to_the_round_that_reached_it():
+def test_cost_to_a_target_counts_up_to_the_round_that_reached_it(capsys):
     curves = ([0.1, 0.5, 0.4], [0.6, 0.5, 0.4], [0.1, 0.1, 0.1])
     (group,) = group_runs([made("fedavg", seed, curve) for seed, curve in enumerate(curves)])
     cost = cost_to(group, 0.5)
     assert (cost.reached, cost.rounds, cost.megabytes, cost.seconds, cost.gradients) == (2, 1.5, 15.0, 3.0, 15.0)
     assert cost_to(group, 0.9) is None
     assert [write_rounds(mean) for mean in (cost.rounds, 4.0, 38 / 3, 250.0)] == ["1.5", "4", "12.7", "250"]
+    show_cost(Comparison([group], group, 0.5))
+    row = next(line for line in capsys.readouterr().out.splitlines() if "fedavg" in line)
+    assert "  ".join(row.split()).startswith("fedavg  2  of  3  1.5  15  MB  3")
+    (rare,) = group_runs([made("fedavg", 0, [0.6, 0.1, 0.7, 0.8], evaluate_every=2)])
+    assert cost_to(rare, 0.6).rounds == 4  # the run once ended in the first and the third round
 
 
 def fitted(method, losses):

@@ -10,8 +10,9 @@ from sklearn.decomposition import PCA
 
 import fedkeel as fk
 from fedkeel.analysis.similarity import layer_features
+from fedkeel.studies import embed
 from fedkeel.studies.diagnose import analyse, cluster_clients, embed_together, read_diagnostics
-from fedkeel.studies.embed import gather_points
+from fedkeel.studies.embed import Points, gather_points, project
 from fedkeel.studies.extent import Extent
 from fedkeel.studies.subject import Subject
 from problems import small_problem
@@ -65,6 +66,14 @@ def test_a_shared_plane_is_that_of_all_rows_by_scikit_learn(runs):
         assert alone["spread"] == pytest.approx(together[0]["kinds"][kind]["spread"])  # of the rows, whatever the plane
     embed_together(runs, extent)
     assert all(read_diagnostics(run.path)["embedding"]["kinds"]["feature"]["plane"] for run in runs)
+
+
+def test_the_seed_of_a_projection_is_that_of_t_sne_alone(monkeypatch):
+    monkeypatch.setattr(embed, "tsne", lambda rows, of: np.full((len(rows), 2), of))
+    points = Points(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)), [""] * 4)
+    first, other = (project([{"parameter": points}], seed)[0]["parameter"] for seed in (0, 1))
+    assert first["pca"] == other["pca"]
+    assert first["tsne"] != other["tsne"]
 
 
 def test_perturbations_without_low_frequencies_are_shorter_apart(runs):

@@ -212,6 +212,21 @@ def test_the_mean_of_a_final_run_is_that_of_its_last_rounds():
     assert score_of(run, 0.5)["mean_last"] == 0.5
 
 
+def test_an_average_is_scored_by_its_last_round_as_the_trained_model_is():
+    pairs = ((1, 0.9, 0.4), (2, 0.7, 0.5))
+    records = [RoundRecord(t, [0], 1.0, 0.0, 1, 1, 1, 1.0, ema, extra={"plain_accuracy": own}) for t, ema, own in pairs]
+    run = SimpleNamespace(records=records, curve=lambda measure: [0.4, 0.5], result={"best": 0.9, "last": 0.7})
+    found = score_of(run, 0.5)
+    assert (found["best"], found["last"], found["averaged"]) == (0.5, 0.5, 0.7)
+
+
+def test_final_runs_have_splits_of_their_own_seeds_whatever_the_tries_had():
+    setting = ARENA | {"experiment": EXPERIMENT | {"partition_seed": 3}}
+    board = Leaderboard.load(BOARD | {"settings": {"small": setting}})
+    finals = board.finals(board.arenas[0], "fedavg", (("lr", 0.1),))
+    assert [(e.plan.seed, e.plan.partition_seed, e.plan.validation) for _, e in finals] == [(7, 7, 0), (8, 8, 0)]
+
+
 def test_a_line_of_another_setting_is_not_of_this_table():
     board = Leaderboard.load(BOARD)
     longer = Leaderboard.load(BOARD | {"settings": {"small": ARENA | {"experiment": EXPERIMENT | {"rounds": 3}}}})

@@ -139,6 +139,13 @@ def test_what_a_seed_has_no_number_of_is_told_and_is_neither_bold_nor_starred(ca
     assert Comparison([base], base, 0.5).gaps == []
 
 
+def test_a_row_that_lacks_a_seed_is_not_bold_where_it_equals_the_best():
+    pair = group_runs([*losing("fedavg", 0.2, 0.2, 0.2), *losing("fedsam", None, 0.2, 0.2)])
+    lines = write_latex(Comparison(pair, pair[0], 0.5)).splitlines()
+    bold = {line.split(" & ")[0]: ["mathbf" in cell for cell in line.split(" & ")[1:4]] for line in lines}
+    assert (bold["fedavg"], bold["fedsam"]) == ([True, True, True], [True, False, False])
+
+
 def test_a_table_says_what_its_numbers_are_over(capsys):
     for overs, title in (((7, 7), "Mean of last 7"), ((7, 8), "Mean of last")):
         runs = [dataclasses.replace(run, result=run.result | {"mean_last_over": over})
@@ -190,6 +197,8 @@ def test_losses_that_differ_are_shown_to_differ(low, high, shown, capsys):
     printed = capsys.readouterr().out
     assert all(word in printed for word in shown)
     latex = write_latex(compared)
-    assert latex.count("mathbf") == 1
+    (bold,) = [line for line in latex.splitlines() if "mathbf" in line]
+    assert bold.startswith("fedsam & ")  # the least
+    assert [row["top"] for row in csv.DictReader(io.StringIO(write_csv(compared)))] == ["false", "true"]
     assert ("times 10^{-8}" in latex) is (low == 4.1e-8)
     assert not re.search(r"\de[+-]", latex)

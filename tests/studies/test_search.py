@@ -128,6 +128,8 @@ def test_one_of_three_goes_on_and_the_best_late_score_wins():
     assert rungs[-1].ranked == [drawn[4]]
     assert sum(rung.passes for rung in rungs) == 2 * (9 * 1 + 3 * 2 + 1 * 6)  # each round is paid for once
     assert {e.plan.rounds for e in asked} == {1, 3, 9}
+    four = halve(search, drawn[:4], execute)
+    assert [len(rung.scores) for rung in four] == [4, 2, 1]  # a third of four, rounded up
 
 
 def test_candidates_that_broke_off_are_told_beside_the_cost(capsys):
@@ -166,6 +168,8 @@ def test_scores_are_means_of_late_rounds_and_never_of_the_test_set():
     experiment = fk.Experiment(dataset="digits", rounds=10, validation=0.2)
     assert late_score(made(experiment, lambda e, t: t / 10)) == pytest.approx(0.95)
     assert late_score(made(experiment, lambda e, t: math.nan if t == 10 else 0.5)) is None
+    rare = fk.Experiment(dataset="digits", rounds=50, validation=0.2, evaluate_every=5)
+    assert late_score(made(rare, lambda e, t: t / 50)) == pytest.approx(0.95)  # of rounds 45 and 50
     without = made(experiment, lambda e, t: None)
     assert without.curve("accuracy")
     assert late_score(without) is None

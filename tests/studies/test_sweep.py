@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ import fedkeel as fk
 from fedkeel.cli.main import call
 from fedkeel.runs.finished_run import Run, validation_score
 from fedkeel.runs.record import RoundRecord
-from fedkeel.studies.grids import settings_of
+from fedkeel.studies.choice import Choice, read_choice
+from fedkeel.studies.grids import drop_repeats, settings_of
 from fedkeel.studies.optimiser_grids import describe_grid
-from fedkeel.studies.sweep import Sweep, finals, tune, tune_all, unequal
+from fedkeel.studies.sweep import Sweep, Tuned, finals, tune, tune_all, unequal
 from problems import small_problem
 
 BASE = {"dataset": "digits", "model": "logistic", "rounds": 2, "validation": 0.2}
@@ -168,6 +170,21 @@ def test_what_every_method_chose_is_known():
     assert Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1]}, "methods": methods}).tuned == {"lr"}
 
 
+def test_of_settings_that_score_alike_the_first_is_taken():
+    one, other = (("lr", 0.1),), (("lr", 0.2),)
+    assert Tuned("fedavg", {one: 0.5, other: 0.5}).best == one
+    assert Tuned("fedavg", {other: 0.5, one: 0.5}).best == other
+
+
+def test_true_is_no_number_of_a_grid():
+    assert [str(value) for value in drop_repeats([1, 1.0, True, "1", 1])] == ["1", "True", "1"]
+
+
+def test_final_runs_are_found_in_the_order_of_their_sweep():
+    """The first is the one that others are compared with."""
+    assert Choice(["b", "c", "a"], ()).pick([Path("a"), Path("b"), Path("d")]) == [Path("b"), Path("a")]
+
+
 def test_failed_settings_are_passed_over():
     sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1, 1.0]}, "methods": {"fedavg": {}}})
     execute, _ = landscape(lambda e: None if e.plan.lr > 0.5 else e.plan.lr)
@@ -196,6 +213,19 @@ def test_the_choice_is_made_on_validation_data():
     exp = fk.Experiment(problem=small_problem(), rounds=3, participation=1.0, batch_size=4, epochs=1, validation=0.3)
     run = fk.run(exp)
     assert validation_score(run) == max(run.curve("validation_accuracy"))
+    losses = [replace(r, extra={"validation_loss": loss}) for r, loss in zip(run.records, (3, 1, 2), strict=True)]
+    assert validation_score(replace(run, records=losses)) == -1  # the least
+
+
+def test_a_round_in_which_a_run_once_ended_chooses_nothing():
+    """A run that was extended is scored as one that never was shorter."""
+    exp = fk.Experiment(problem=small_problem(), rounds=4, validation=0.3, evaluate_every=2)
+    for measure, values, score in (("accuracy", (0.5, 0.9, 0.6), 0.6), ("loss", (3.0, 1.0, 2.0), -2.0)):
+        records = [
+            RoundRecord(t, [0], 1.0, 1.0, 1, 1, 1, 1.0, extra={f"validation_{measure}": value})
+            for t, value in zip((2, 3, 4), values, strict=True)
+        ]
+        assert validation_score(Run(exp, records, {}, {}, None, None, None)) == score
 
 
 def test_where_clients_models_are_judged_the_choice_is_made_by_them():
@@ -260,7 +290,10 @@ def test_optuna_proposes_within_the_ends_and_the_budget():
     assert found[0] == found[1]
 
 
-@for_each(("low", "high"), [(0.9999, 0.99999), (0.999999, 0.9999999), (0.12341, 0.12346), (0.01, 1.0), (0.3, 0.3)])
+@for_each(
+    ("low", "high"),
+    [(0.9999, 0.99999), (0.999999, 0.9999999), (0.12341, 0.12346), (0.01, 1.0), (0.3, 0.3), (0.12342, 0.98766)],
+)
 def test_proposed_values_are_short_fill_their_interval_and_never_leave_it(low, high):
     from fedkeel.studies.samplers import shorten
 
@@ -351,8 +384,10 @@ def test_the_command_tells_what_is_unequal_and_leaves_tuned_rates_alone(tmp_path
     file.write_text(
         text.replace("budget = 2", "grid.weight_decay = [0.0001, 0.01]").replace("[0.001, 0.1]", "[0.1, 1.0]")
     )
+    assert read_choice(tmp_path / "runs").tuned == []
     assert call(asked) == 0
     assert "differ in" not in capsys.readouterr().err
+    assert read_choice(tmp_path / "runs").tuned == ["weight_decay"]  # compare takes it from here
 
 
 @pytest.mark.slow
@@ -489,6 +524,9 @@ def test_fields_of_an_optimiser_are_swept():
         BASE | {"grid": {"optimizer": {"name": "adamw", "beta2": [0.9, 0.99]}}, "methods": {"fedavg": {}}}
     )
     assert nested.grids["adamw+fedavg"]["method.beta2"] == (0.9, 0.99)
+    own = {"optimizer": [{"name": "adamw", "beta2": 0.9}, "lion"], "optimizer.beta2": [0.99, 0.999]}
+    given = Sweep.load(BASE | {"grid": own, "methods": {"fedavg": {}}}).grids  # what a table gives is not swept
+    assert [given[f"{name}+fedavg"]["method.beta2"] for name in ("adamw", "lion")] == [(0.9,), (0.99, 0.999)]
     for given in ("adamw", {"name": "adamw", "beta1": 0.5}):
         own = Sweep.load(BASE | {"optimizer": given, "methods": {"fedavg": {"optimizer.beta2": [0.9, 0.99]}}})
         assert describe_grid(own.grids["fedavg"]) == "lr 0.0001, 0.0003, 0.001, 0.003; optimizer.beta2 0.9, 0.99"

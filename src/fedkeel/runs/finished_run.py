@@ -262,13 +262,14 @@ def validation_score(run: Run) -> float | None:
 
     Higher is better: losses are negative.
     """
+    judged = counted(run.records, run.plan.evaluate_every)
     if (policy := run.plan.evaluation) is not None:
-        judged = [record.extra for record in counted(run.records, run.plan.evaluate_every)]
-        reported = policy.summarise_rounds([*judged, run.result.get("tuned", {})], "validation_client_")
+        extras = [record.extra for record in judged]
+        reported = policy.summarise_rounds([*extras, run.result.get("tuned", {})], "validation_client_")
         return None if reported is None else reported[1] if reported[0] == "accuracy" else -reported[1]
-    if accuracies := by_round(run.records, "validation_accuracy"):
+    if accuracies := by_round(judged, "validation_accuracy"):
         return max(accuracies.values())
-    losses = [value for value in by_round(run.records, "validation_loss").values() if math.isfinite(value)]
+    losses = [value for value in by_round(judged, "validation_loss").values() if math.isfinite(value)]
     return -min(losses) if losses else None
 
 

@@ -41,7 +41,7 @@ from fedkeel.runs.experiment import Experiment, note_new_default
 from fedkeel.runs.finished_run import Run, unscored, validation_score
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
-from fedkeel.runs.record import list_scored
+from fedkeel.runs.record import counted, list_scored
 from fedkeel.studies.grids import Setting, check_fresh_seeds, describe, grid_of, settings_of, with_setting
 from fedkeel.studies.optimiser_grids import split_composed
 from fedkeel.studies.search_space import Part, compose, read_parts
@@ -286,7 +286,8 @@ def late_score(run: Run) -> float | None:
     """
     if run.plan.evaluation is not None:
         return validation_score(run)
-    accuracies, losses = (list_scored(run.records, f"validation_{name}") for name in ("accuracy", "loss"))
+    judged = counted(run.records, run.plan.evaluate_every)
+    accuracies, losses = (list_scored(judged, f"validation_{name}") for name in ("accuracy", "loss"))
     values = accuracies or [None if loss is None else -loss for loss in losses]
     late = [math.nan if value is None else value for value in values[-max(1, len(values) // LATE) :]]
     mean = sum(late) / len(late) if late else math.nan

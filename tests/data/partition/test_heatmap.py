@@ -28,6 +28,12 @@ def test_a_cell_is_darker_the_larger_the_share() -> None:
     assert [row[margin + 1] for row in rows] == ["█", " ", " ", " ", " "]
 
 
+def test_each_of_the_four_shades_has_its_own_shares() -> None:
+    """Of four classes: below half of an equal share, below its square root, below its fourth root, and above."""
+    rows = columns(write_heatmap(np.array([[12, 88, 0, 0], [45, 55, 0, 0], [70, 30, 0, 0], [71, 29, 0, 0]])), 1)
+    assert rows[0].rstrip() == "class 0 ░▒▓█"
+
+
 def test_iid_clients_are_of_one_shade_and_it_is_the_middle_one() -> None:
     held = np.random.default_rng(0).multinomial(500, [0.1] * 10, size=100)
     text = write_heatmap(held)

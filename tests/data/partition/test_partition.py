@@ -104,6 +104,13 @@ def test_a_client_keeps_a_sample_even_if_others_drew_all_of_its() -> None:
         assert not set(kept.indices) & set(aside.indices)
 
 
+def test_a_client_all_of_whose_samples_others_drew_gets_one_of_them_back() -> None:
+    """Of the eight samples of the first client six are drawn, with those of the second, or all but one of them."""
+    splits = [held([*range(8)], [0, 1, 2]).split(0.75, key) for key in range(40)]
+    drawn = [(len(aside[0]), len(kept[1])) for kept, aside in splits]
+    assert set(drawn) == {(5, 1), (6, 1), (6, 2)}
+
+
 def test_what_a_client_sets_aside_does_not_depend_on_the_others() -> None:
     one = held([0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 10]).split(0.4, 11)[1]
     other = held([12, 13], [8, 9, 10]).split(0.4, 11)[1]

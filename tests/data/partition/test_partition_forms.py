@@ -246,6 +246,8 @@ def test_a_share_a_number_and_a_least_size_of_natural_clients() -> None:
     assert large.clients == 5
     assert large.sizes.min() >= 41
     assert Natural(share=0.001).divide(labels, 3, groups=groups).clients == 1
+    hundred = Natural(share=0.55).divide(labels[:100], 3, groups=np.arange(100))
+    assert hundred.clients == 55  # 0.55 · 100 is 55.000…01 in floating point
     with pytest.raises(DataError, match="none of 50 owners has 51 samples"):
         Natural(min_size=51).divide(labels, 3, groups=groups)
     for wrong in ({"share": 0.0}, {"share": 1.5}, {"most": 0}, {"min_size": -1}):
