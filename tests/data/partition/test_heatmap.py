@@ -70,6 +70,10 @@ def test_groups_show_their_members_sum() -> None:
     assert rows[1].rstrip() == "class 1 ▒"
 
 
+def test_a_last_group_with_fewer_members_is_as_large_as_they_are() -> None:
+    assert write_heatmap(np.full((3, 1), 10), width=10).splitlines()[1] == "size    ██"
+
+
 def test_sizes_and_empty_clients_are_shown() -> None:
     lines = write_heatmap(np.array([[80], [40], [0], [1]])).splitlines()
     assert lines[0] == "class 0 ██ █"

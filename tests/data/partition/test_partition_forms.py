@@ -245,6 +245,7 @@ def test_a_share_a_number_and_a_least_size_of_natural_clients() -> None:
     large = Natural(min_size=41, most=5).divide(labels, 3, groups=groups)
     assert large.clients == 5
     assert large.sizes.min() >= 41
+    assert Natural(share=0.5, min_size=41).divide(labels, 3, groups=groups).clients == 5  # of ten
     assert Natural(share=0.001).divide(labels, 3, groups=groups).clients == 1
     hundred = Natural(share=0.55).divide(labels[:100], 3, groups=np.arange(100))
     assert hundred.clients == 55  # 0.55 · 100 is 55.000…01 in floating point
