@@ -175,6 +175,29 @@ def test_a_broken_rule_is_found_and_the_sentence_says_why(kind):
     assert isinstance(caught.value, AssertionError)
 
 
+class ReportsMoreLater(Broken):
+    def client_slots(self, params):
+        return {"seen": params.scalar(0.0)}
+
+    def finish(self, report, client, at):
+        return report | ({"more": at.params} if client["seen"] > 0 else {}), client | {"seen": client["seen"] + 1}
+
+
+class RemembersItsOwn(Broken):
+    def server_slots(self, params):
+        return {"own": params.zeros()}
+
+    def remember(self, server):
+        return {"own": server["params"]}
+
+
+@for_each("kind", [ReportsMoreLater, RemembersItsOwn])
+def test_what_ends_a_run_is_a_broken_law(kind):
+    with pytest.raises(BrokenLaw, match=f"cannot be trained: {kind.__name__}\\.") as caught:
+        fast(kind())
+    assert "\n" not in caught.value.message
+
+
 def test_what_is_no_rule_is_refused():
     for given, sentence in (
         (Changeable(), "rule Changeable is no frozen dataclass"),

@@ -217,3 +217,60 @@ def _check_slot_names(rule: Rule) -> None:
             f"{name_of(rule)} keeps {slot!r} both in client_slots and in round_slots.",
             "what lasts for a round only belongs into round_slots alone",
         )
+
+
+# ---- what stages return --------------------------------------------------------------------------------------------
+def check_same_slots(rule: Rule, stage: str, side: str, before: State, after: State) -> None:
+    """Refuse slots of the "client" or the "server" that appear, disappear or change their shape.
+
+    A tensor of the server may grow or shrink along its first axis: it knows the clients one after another.
+    """
+    if after is before:
+        return
+    check_kept_slots(rule, stage, side, before, after)
+    for slot, new in after.items():
+        if slot not in before:
+            raise MethodError(
+                f"{name_of(rule)}.{stage} adds slot {slot!r}: {_same_slots(side)}.",
+                f"keep it from the start: def {side}_slots(self, params): return {{{slot!r}: params.zeros()}}",
+            )
+        if shape_of(new) != shape_of(before[slot]) and not (side == "server" and _grows(before[slot], new)):
+            model = slot in RESERVED
+            raise MethodError(
+                f"{name_of(rule)}.{stage} changes the shape of slot {slot!r}.",
+                "the model has one layout all the time" if model else f"give it its shape in {side}_slots",
+            )
+
+
+def _grows(old: object, new: object) -> bool:
+    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+        return False
+    return 0 < old.dim() == new.dim() and old.shape[1:] == new.shape[1:]
+
+
+def check_kept_slots(rule: Rule, stage: str, what: str, before: State, after: State) -> None:
+    """Refuse a state, message, report or model that lacks something which the rule was given."""
+    for slot in before:
+        if slot not in after:
+            line = f"{name_of(rule)}.{stage} lacks slot {slot!r}: {_same_slots(what)}."
+            raise MethodError(line, f"return {what} | {{…}}")
+
+
+def _same_slots(what: str) -> str:
+    if what in ("client", "server"):
+        return f"{'a' if what == 'client' else 'the'} {what} has the same slots all the time"
+    return f"a rule returns the {what} that it was given, with what it adds"
+
+
+def check_same_layout(rule: Rule, stage: str, what: str, before: Tree, after: Tree) -> None:
+    """Refuse a tree that is laid out unlike the one that the rule was given."""
+    if after.layout != before.layout:
+        line = f"{name_of(rule)}.{stage} must return a tree laid out like the one it was given."
+        raise MethodError(line, f"return {what} itself, or what arithmetic makes of it: 0.5 * {what}")
+
+
+def shape_of(slot: object) -> object:
+    """What stays the same of a slot in all rounds and at all clients."""
+    if isinstance(slot, Tree):
+        return slot.layout, tuple(slot.buffer.shape)
+    return tuple(slot.shape) if isinstance(slot, torch.Tensor) else type(slot)
