@@ -343,6 +343,16 @@ def test_a_run_of_several_is_checked_alike(untrained):
 
 
 # ---- when a method is built ----
+def test_slots_of_a_layer_by_name_are_told_of_the_made_up_model():
+    named = rule("Named", server_slots=lambda self, params: {"mine": params["linear.weight"]})
+    words = "Named.server_slots", "made-up model", "KeyError: 'linear.weight'"
+    line = refused(*words, make=lambda: fk.method("own", gradient=named, weights=fk.Uniform()))
+    assert "params.only(…)" in line
+    assert "settled(setting)" in line
+    shaped = rule("Shaped", client_slots=lambda self, params: {"mine": params.buffer.view(10, 64)})
+    refused("Shaped.client_slots", make=lambda: fk.method("own", gradient=shaped, weights=fk.Uniform()))
+
+
 def slots(**kept):
     return {f"{side}_slots": lambda self, params, name=name: {name: params.zeros()} for side, name in kept.items()}
 

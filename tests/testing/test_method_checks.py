@@ -175,6 +175,14 @@ def test_a_broken_rule_is_found_and_the_sentence_says_why(kind):
     assert isinstance(caught.value, AssertionError)
 
 
+class NamesALayer(Broken):
+    def server_slots(self, params):
+        return {"own": params["2.weight"]}
+
+    def step(self, tree, client, at):
+        return tree, client
+
+
 class ReportsMoreLater(Broken):
     def client_slots(self, params):
         return {"seen": params.scalar(0.0)}
@@ -196,6 +204,16 @@ def test_what_ends_a_run_is_a_broken_law(kind):
     with pytest.raises(BrokenLaw, match=f"cannot be trained: {kind.__name__}\\.") as caught:
         fast(kind())
     assert "\n" not in caught.value.message
+
+
+def named():
+    return fk.method("named", gradient=NamesALayer(), weights=fk.BySize())
+
+
+@for_each("given", [named, NamesALayer()])
+def test_what_cannot_be_built_is_a_broken_law(given):
+    with pytest.raises(BrokenLaw, match=r"NamesALayer\.server_slots fails on a made-up model"):
+        fast(given) if isinstance(given, fk.Rule) else check_method(given)
 
 
 def test_what_is_no_rule_is_refused():

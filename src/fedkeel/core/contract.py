@@ -11,6 +11,7 @@ from fedkeel.core.objectives import Objective
 from fedkeel.core.rule import STAGES, Rule, State, Weighting
 from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError, nearest
+from fedkeel.text import in_one_line
 
 if TYPE_CHECKING:
     from fedkeel.core.method import Method, Phase
@@ -172,8 +173,20 @@ def _sample_tree() -> Tree:
 
 
 def _slots_of(rule: Rule) -> State:
-    tree = _sample_tree()
-    return {**rule.server_slots(tree), **rule.client_slots(tree), **rule.round_slots(tree)}
+    return {**_try_slots(rule, "server_slots"), **_try_slots(rule, "client_slots"), **_try_slots(rule, "round_slots")}
+
+
+def _try_slots(rule: Rule, stage: str) -> State:
+    """Call a slot function with a made-up model: only the names and kinds of its slots count."""
+    try:
+        slots: State = getattr(rule, stage)(_sample_tree())
+    except (KeyError, IndexError, ValueError, RuntimeError) as error:
+        raise MethodError(
+            f"{name_of(rule)}.{stage} fails on a made-up model of 'weight' [2, 2] and 'bias' [2], which it is tried on "
+            f"when a method is built: {type(error).__name__}: {in_one_line(error)}.",
+            "take layers by params.only(…), which any model has, or their names and shapes in settled(setting)",
+        ) from error
+    return slots
 
 
 def _check_slots(method: Method) -> None:
@@ -206,13 +219,13 @@ def _check_slot_names(rule: Rule) -> None:
     names_taken = {stage: set(FACTS) for stage in ("server_slots", "client_slots", "round_slots")}
     names_taken["client_slots"] -= set(CLIENT_FACTS)
     for stage, taken in names_taken.items():
-        for slot in getattr(rule, stage)(_sample_tree()):
+        for slot in _try_slots(rule, stage):
             if slot in taken or slot in RESERVED or not isinstance(slot, str):
                 raise MethodError(
                     f"{name_of(rule)} keeps a slot called {slot!r}, which is the name of something else.",
                     f'call it otherwise: "own_{slot}"',
                 )
-    for slot in rule.client_slots(_sample_tree()).keys() & rule.round_slots(_sample_tree()).keys():
+    for slot in _try_slots(rule, "client_slots").keys() & _try_slots(rule, "round_slots").keys():
         raise MethodError(
             f"{name_of(rule)} keeps {slot!r} both in client_slots and in round_slots.",
             "what lasts for a round only belongs into round_slots alone",
