@@ -15,7 +15,7 @@ import fedkeel as fk
 from fedkeel.randomness import keyed_normals
 from fedkeel.testing import BrokenLaw, check_method, check_rule
 from fedkeel.testing.checks import stand
-from fedkeel.testing.laws import LAWS, processes_agree
+from fedkeel.testing.laws import LAWS, hint_at_stacks, processes_agree
 from fedkeel.testing.trial import Trial
 
 SEEN = {}
@@ -181,6 +181,11 @@ class NamesALayer(Broken):
 
     def step(self, tree, client, at):
         return tree, client
+
+
+def test_hints_fit_what_a_stack_shows():
+    assert "stackable" not in hint_at_stacks(Trial(stand(WritesIntoItsArguments(), "gradient")))
+    assert "stackable = True" in hint_at_stacks(Trial(stand(SeesTheStack(), "gradient")))
 
 
 class ReportsMoreLater(Broken):
