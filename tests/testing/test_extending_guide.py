@@ -1,4 +1,4 @@
-"""The guide's example is FedNova, and passes the kit."""
+"""The guide's examples are what it says they are, and pass the kit."""
 
 import importlib
 import re
@@ -9,11 +9,16 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.testing import check_method, check_partition
+from fedkeel.testing import check_method, check_partition, check_rule
 from fedkeel.testing.laws import LAWS
 from fedkeel.testing.trial import Trial, difference
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "extending.md").read_text(encoding="utf-8")
+
+
+def code_with(words):
+    """The first block of the guide that holds these words."""
+    return next(code for code in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL) if words in code)
 
 
 @pytest.mark.slow
@@ -32,7 +37,7 @@ def test_the_guides_fednova_is_fednova(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_guides_fading_pull_lies_between_fedprox_and_fedavg(tmp_path, monkeypatch):
-    (tmp_path / "fading.py").write_text(re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)[2])
+    (tmp_path / "fading.py").write_text(code_with("class FadingPull"))
     monkeypatch.syspath_prepend(tmp_path)
     fading = importlib.import_module("fading").fading
     check_method(fading, neutral={"mu": 0.0}, base="fedavg", skip=["processes_agree"])
@@ -42,9 +47,23 @@ def test_the_guides_fading_pull_lies_between_fedprox_and_fedavg(tmp_path, monkey
     del sys.modules["fading"]
 
 
+def test_the_guides_head_momentum_is_that_of_the_head(tmp_path, monkeypatch):
+    (tmp_path / "heads.py").write_text(code_with("class HeadMomentum"))
+    monkeypatch.syspath_prepend(tmp_path)
+    heads = importlib.import_module("heads")
+    slow = ["processes_agree", "resumes", "numbering", "nan_reaches_nobody", "own_data_only"]
+    check_rule(heads.HeadMomentum(0.9), neutral=heads.HeadMomentum(0.0), place="server", skip=slow)
+    run, plain = Trial(heads.method).plain, Trial(fk.METHODS["fedavgm"](momentum=0.9)).plain
+    velocity, whole = run.server["velocity"], run.server["params"]
+    assert 0 < velocity.layout.size < whole.layout.size
+    first = Trial(heads.method).run(rounds=1), Trial(fk.METHODS["fedavg"]()).run(rounds=1)
+    assert difference(*first) == 0.0  # a momentum begins in the second round
+    assert difference(run, plain) > 1e-9
+    del sys.modules["heads"]
+
+
 def test_the_guides_partition_obeys_the_laws(tmp_path, monkeypatch):
-    code = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)[3]
-    (tmp_path / "nths.py").write_text(code)
+    (tmp_path / "nths.py").write_text(code_with("class EveryNth"))
     monkeypatch.syspath_prepend(tmp_path)
     check_partition("nths:EveryNth,clients=5")
     check_partition(importlib.import_module("nths").EveryNth(5))
