@@ -48,6 +48,13 @@ def test_a_mistyped_argument_is_told_the_nearest_one():
         assert caught.value.hint == f"did you mean {meant!r}?", meant
 
 
+@for_each("called", [fk.run, fk.run_together])
+def test_the_command_lines_precision_is_told_its_name_here(called):
+    with pytest.raises(RequestError, match="has no argument: precision") as caught:
+        called(None, precision="float64")
+    assert caught.value.hint == "did you mean 'dtype'?"
+
+
 def test_a_mistyped_name_of_ours_is_told_the_nearest_one():
     for known, typo in (
         (fk.METHODS, "fedagv"), (fk.RULES, "HihgPass"), (fk.PARTITIONS, "dirichet"), (fk.MODELS, "resnet20-ng"),

@@ -200,9 +200,9 @@ def ask_for_object(kind: type) -> str:
 Called = TypeVar("Called", bound=Callable[..., Any])
 
 
-def explain_typos(what: str, error: type[FedkeelError] = RequestError) -> Callable[[Called], Called]:
+def explain_typos(what: str, error: type[FedkeelError] = RequestError, **elsewhere: str) -> Callable[[Called], Called]:
     """Let a function or a class refuse an argument that it does not have with the nearest one that it has, and too few
-    or too many with all of them."""
+    or too many with all of them. `elsewhere` are names that others use, with the name here: precision="dtype"."""
 
     def explained(called: Called) -> Called:
         inner: Any = called.__init__ if isinstance(called, type) else called  # type: ignore[misc]
@@ -212,7 +212,8 @@ def explain_typos(what: str, error: type[FedkeelError] = RequestError) -> Callab
         @functools.wraps(inner)
         def checked(*given: Any, **named: Any) -> Any:
             for word in named.keys() - known:
-                raise error(f"{what} has no argument: {word}", nearest(word, known, "arguments"))
+                meant = f"did you mean {elsewhere[word]!r}?" if word in elsewhere else None
+                raise error(f"{what} has no argument: {word}", meant or nearest(word, known, "arguments"))
             bind(signature, given, named, what, error)
             return inner(*given, **named)
 

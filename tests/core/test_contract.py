@@ -137,6 +137,71 @@ def remembers_number(self, server):
     return server | {"mine": 0.5}
 
 
+def remembers_alone(self, server):
+    return {"mine": server["params"]}
+
+
+def serves_alone(self, update, server, reports):
+    return update, {"mine": update}
+
+
+def serves_more(self, update, server, reports):
+    return update, server | {"more": update}
+
+
+def serves_reshaped(self, update, server, reports):
+    return update, server | {"mine": update.norm()}
+
+
+def remembers_more(self, server):
+    return server | {"mine": server["params"]}
+
+
+def sends_alone(self, message, server):
+    return {"mine": server["params"]}
+
+
+def reports_alone(self, report, client, at):
+    return {"mine": at.params}, client
+
+
+def deploys_alone(self, model, server):
+    return {}
+
+
+def starts_elsewhere(self, params, client, message):
+    return params.only(lambda name: name.endswith("bias")), client
+
+
+def reports_later(self, report, client, at):
+    more = {"more": at.params} if client["mine"].norm() > 0 else {}
+    return report | more, client | {"mine": client["mine"].ones()}
+
+
+def reports_by_steps(self, report, client, at):
+    return report | {"more": at.params.buffer[: int(at.steps)]}, client
+
+
+def reports_by_size(self, report, client, at):
+    return report | {"more": at.params.buffer[: int(client["size"])]}, client
+
+
+def keeps_size(self, params):
+    return {"size": params.scalar(0.0)}
+
+
+def writes_at_second_step(self, tree, client, at):
+    if at.step == 1:
+        at.params.buffer.mul_(0.5)
+    return tree, client
+
+
+def writes_in_second_round(self, update, server, reports):
+    if server["mine"].norm() > 0:
+        reports["delta"].buffer.mul_(0)
+    return update, server | {"mine": update.ones()}
+
+
 def returns_alone(self, params, client, message):
     return params
 
@@ -181,6 +246,44 @@ BROKEN = {
         rule("Number", server_slots=own_slot, remember=remembers_number),
         "Number.remember gives 'mine' as float",
     ),
+    "remembers alone": ("server", rule("Own", remember=remembers_alone), "Own.remember lacks slot 'params'"),
+    "serves alone": ("server", rule("Own", server_step=serves_alone), "Own.server_step lacks slot 'params'"),
+    "sends alone": ("server", rule("Own", broadcast=sends_alone), "Own.broadcast lacks slot 'params'"),
+    "reports alone": ("gradient", rule("Own", finish=reports_alone), "Own.finish lacks slot 'delta'"),
+    "deploys alone": ("server", rule("Own", deploy=deploys_alone), "Own.deploy lacks slot 'params'"),
+    "serves more": ("server", rule("More", server_step=serves_more), "More.server_step adds slot 'more'"),
+    "serves a tree for a number": (
+        "server",
+        rule("Shapes", server_slots=lambda self, params: {"mine": params.scalar(0.0)}, remember=remembers_more),
+        "Shapes.remember changes the shape of slot 'mine'",
+    ),
+    "serves reshaped": (
+        "server",
+        rule("Shapes", server_slots=own_slot, server_step=serves_reshaped),
+        "Shapes.server_step changes the shape of slot 'mine'",
+    ),
+    "starts elsewhere": ("gradient", rule("Other", start=starts_elsewhere), "Other.start must return a tree laid out"),
+    "reports later": (
+        "gradient",
+        (rule("Later", client_slots=own_slot, finish=reports_later), fk.ClipNorm(1.0)),
+        "Later.finish reports 'more' at some clients or in some rounds only",
+    ),
+    "reports by steps": (
+        "gradient",
+        rule("Ragged", finish=reports_by_steps),
+        "Ragged.finish reports 'more' in several shapes, (1,) and (2,)",
+    ),
+    "reports by size": (
+        "gradient",
+        rule("Ragged", client_slots=keeps_size, finish=reports_by_size),
+        "Ragged.finish reports 'more' in several shapes, (7,) and (4,)",
+    ),
+    "second step": ("gradient", rule("Writes", step=writes_at_second_step), "Writes.step writes into"),
+    "second round": (
+        "server",
+        rule("Writes", server_slots=own_slot, server_step=writes_in_second_round),
+        "Writes.server_step writes into",
+    ),
     "no pair": ("gradient", rule("Alone", start=returns_alone), "Alone.start must return params, client"),
     "unreported": ("weights", fk.Fair(1.0), "Fair reads 'loss_before'"),
     "unreported, too": ("weights", fk.FairShares(1.0), "FairShares reads 'loss_before'"),
@@ -194,6 +297,26 @@ def test_a_rule_that_breaks_the_contract_is_refused_before_training(what, untrai
     parts = {"weights": fk.Uniform()} | {place: broken}
     lines = {refused(words or "writes", make=lambda e=e: run(fk.method("own", **parts), e)) for e in ENGINES}
     assert len(lines) == 1, lines
+
+
+def reports_by_loss(self, report, client, at):
+    return report | {"more": at.params.buffer[: 1 + int(1e6 * at.loss) % 7]}, client
+
+
+@for_each("engine", ["serial", "processes"])
+def test_reports_of_several_lengths_are_refused_where_training_alone_shows_them(engine):
+    method = fk.method("own", gradient=rule("ByLoss", finish=reports_by_loss), weights=fk.Uniform())
+    refused("ByLoss.finish reports 'more' in several shapes", make=lambda: run(method, engine))
+
+
+def serves_late(self, update, server, reports):
+    return (update, server) if reports["loss"].sum() == 0 else (update, {"params": server["params"]})
+
+
+def test_a_server_that_forgets_in_training_alone_is_refused_there():
+    forgets = rule("Forgets", server_slots=own_slot, server_step=serves_late)
+    method = fk.method("own", server=forgets, weights=fk.Uniform())
+    refused("Forgets.server_step lacks slot 'mine'", make=lambda: run(method))
 
 
 def test_the_final_phase_is_rehearsed_too(untrained):
@@ -220,6 +343,16 @@ def test_a_run_of_several_is_checked_alike(untrained):
 
 
 # ---- when a method is built ----
+def test_slots_of_a_layer_by_name_are_told_of_the_made_up_model():
+    named = rule("Named", server_slots=lambda self, params: {"mine": params["linear.weight"]})
+    words = "Named.server_slots", "made-up model", "KeyError: 'linear.weight'"
+    line = refused(*words, make=lambda: fk.method("own", gradient=named, weights=fk.Uniform()))
+    assert "params.only(…)" in line
+    assert "settled(setting)" in line
+    shaped = rule("Shaped", client_slots=lambda self, params: {"mine": params.buffer.view(10, 64)})
+    refused("Shaped.client_slots", make=lambda: fk.method("own", gradient=shaped, weights=fk.Uniform()))
+
+
 def slots(**kept):
     return {f"{side}_slots": lambda self, params, name=name: {name: params.zeros()} for side, name in kept.items()}
 

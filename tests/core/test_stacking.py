@@ -2,7 +2,9 @@
 
 import torch
 
-from fedkeel.core.trees import Stacking, Tree, stack
+import fedkeel as fk
+from fedkeel.core.stacking import Stacking
+from fedkeel.core.trees import Tree, stack
 
 
 def states(count):
@@ -10,7 +12,7 @@ def states(count):
 
 
 def rows_of(given):
-    stacking = Stacking(len(given))
+    stacking = Stacking(len(given), fk.method("own", weights=fk.Uniform()))
     return [stacking.put(i, state) for i, state in enumerate(given)]
 
 

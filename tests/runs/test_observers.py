@@ -58,6 +58,26 @@ def test_numbers_are_those_of_the_analysis(small):
     assert torch.equal(seen[-1].server["params"].buffer, run.server["params"].buffer)  # after the step
 
 
+@dataclass(frozen=True)
+class SendsItsOwn(fk.Rule):
+    """What a client learned, in a slot of its own."""
+
+    def finish(self, report, client, at):
+        return report | {"delta": report["delta"].only(lambda name: False), "own": report["delta"]}, client
+
+    def server_step(self, update, server, reports):
+        return reports["own"].average(reports["weights"]), server
+
+
+def test_drift_is_unknown_where_a_rule_leaves_delta_empty(small):
+    method = fk.method("own", gradient=SendsItsOwn(), weights=fk.Uniform())
+    run = fk.run(experiment(small, method=method), engine="serial", track=("drift", "spectrum"))
+    assert {record.drift for record in run.records} == {None}
+    assert not any(name.startswith(("update/", "spectrum/")) for record in run.records for name in record.extra)
+    plain = fk.run(experiment(small, method=fk.method("own", weights=fk.Uniform())), engine="serial")
+    assert torch.equal(run.server["params"].buffer, plain.server["params"].buffer)
+
+
 def test_a_single_client_has_no_spectrum(small):
     run = fk.run(experiment(small, rounds=1, participants=[[2]]), engine="serial", track=("drift", "spectrum"))
     assert run.records[0].extra["update/cosine"] == 1

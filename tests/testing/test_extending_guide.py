@@ -1,4 +1,4 @@
-"""The guide's example is FedNova, and passes the kit."""
+"""The guide's examples are what it says they are, and pass the kit."""
 
 import importlib
 import re
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.testing import check_method, check_partition
+from fedkeel.testing import check_method, check_partition, check_rule
 from fedkeel.testing.laws import LAWS
 from fedkeel.testing.trial import Trial, difference
 
@@ -60,6 +60,21 @@ def test_the_guides_rounding_is_right_on_average():
     mean = torch.stack(drawn).mean(0)
     assert all(((one / 0.5) % 1 == 0).all() for one in drawn)
     assert torch.allclose(mean, delta.buffer, atol=0.5 * 5 * 0.5 / 1000**0.5)  # five standard errors
+
+
+def test_the_guides_head_momentum_is_that_of_the_head(tmp_path, monkeypatch):
+    (tmp_path / "heads.py").write_text(find_block("class HeadMomentum"))
+    monkeypatch.syspath_prepend(tmp_path)
+    heads = importlib.import_module("heads")
+    slow = ["processes_agree", "resumes", "numbering", "nan_reaches_nobody", "own_data_only"]
+    check_rule(heads.HeadMomentum(0.9), neutral=heads.HeadMomentum(0.0), place="server", skip=slow)
+    run, plain = Trial(heads.method).plain, Trial(fk.METHODS["fedavgm"](momentum=0.9)).plain
+    velocity, whole = run.server["velocity"], run.server["params"]
+    assert 0 < velocity.layout.size < whole.layout.size
+    first = Trial(heads.method).run(rounds=1), Trial(fk.METHODS["fedavg"]()).run(rounds=1)
+    assert difference(*first) == 0.0  # a momentum begins in the second round
+    assert difference(run, plain) > 1e-9
+    del sys.modules["heads"]
 
 
 def test_the_guides_partition_obeys_the_laws(tmp_path, monkeypatch):

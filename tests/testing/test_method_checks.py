@@ -15,7 +15,7 @@ import fedkeel as fk
 from fedkeel.randomness import keyed_normals
 from fedkeel.testing import BrokenLaw, check_method, check_rule
 from fedkeel.testing.checks import stand
-from fedkeel.testing.laws import LAWS, processes_agree
+from fedkeel.testing.laws import LAWS, hint_at_stacks, processes_agree
 from fedkeel.testing.trial import Trial
 
 SEEN = {}
@@ -67,10 +67,10 @@ class DrawsSlots(Broken):
 
 
 class DrawsLater(Broken):
-    """Once the client has moved, which no rehearsal sees."""
+    """Once there is a loss, which no rehearsal sees."""
 
     def step(self, tree, client, at):
-        return (tree * (1 + 0.1 * torch.rand(())) if (at.params - at.start).norm() > 0 else tree), client
+        return (tree * (1 + 0.1 * torch.rand(())) if at.loss > 0 else tree), client
 
 
 class ReadsAnother(Broken):
@@ -173,6 +173,52 @@ def test_a_broken_rule_is_found_and_the_sentence_says_why(kind):
     assert caught.value.hint
     assert "\n" not in caught.value.message
     assert isinstance(caught.value, AssertionError)
+
+
+class NamesALayer(Broken):
+    def server_slots(self, params):
+        return {"own": params["2.weight"]}
+
+    def step(self, tree, client, at):
+        return tree, client
+
+
+def test_hints_fit_what_a_stack_shows():
+    assert "stackable" not in hint_at_stacks(Trial(stand(WritesIntoItsArguments(), "gradient")))
+    assert "stackable = True" in hint_at_stacks(Trial(stand(SeesTheStack(), "gradient")))
+
+
+class ReportsMoreLater(Broken):
+    def client_slots(self, params):
+        return {"seen": params.scalar(0.0)}
+
+    def finish(self, report, client, at):
+        return report | ({"more": at.params} if client["seen"] > 0 else {}), client | {"seen": client["seen"] + 1}
+
+
+class RemembersItsOwn(Broken):
+    def server_slots(self, params):
+        return {"own": params.zeros()}
+
+    def remember(self, server):
+        return {"own": server["params"]}
+
+
+@for_each("kind", [ReportsMoreLater, RemembersItsOwn])
+def test_what_ends_a_run_is_a_broken_law(kind):
+    with pytest.raises(BrokenLaw, match=f"cannot be trained: {kind.__name__}\\.") as caught:
+        fast(kind())
+    assert "\n" not in caught.value.message
+
+
+def named():
+    return fk.method("named", gradient=NamesALayer(), weights=fk.BySize())
+
+
+@for_each("given", [named, NamesALayer()])
+def test_what_cannot_be_built_is_a_broken_law(given):
+    with pytest.raises(BrokenLaw, match=r"NamesALayer\.server_slots fails on a made-up model"):
+        fast(given) if isinstance(given, fk.Rule) else check_method(given)
 
 
 def test_what_is_no_rule_is_refused():

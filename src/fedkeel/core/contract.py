@@ -11,6 +11,7 @@ from fedkeel.core.objectives import Objective
 from fedkeel.core.rule import STAGES, Rule, State, Weighting
 from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError, nearest
+from fedkeel.text import in_one_line
 
 if TYPE_CHECKING:
     from fedkeel.core.method import Method, Phase
@@ -172,8 +173,20 @@ def _sample_tree() -> Tree:
 
 
 def _slots_of(rule: Rule) -> State:
-    tree = _sample_tree()
-    return {**rule.server_slots(tree), **rule.client_slots(tree), **rule.round_slots(tree)}
+    return {**_try_slots(rule, "server_slots"), **_try_slots(rule, "client_slots"), **_try_slots(rule, "round_slots")}
+
+
+def _try_slots(rule: Rule, stage: str) -> State:
+    """Call a slot function with a made-up model: only the names and kinds of its slots count."""
+    try:
+        slots: State = getattr(rule, stage)(_sample_tree())
+    except (KeyError, IndexError, ValueError, RuntimeError) as error:
+        raise MethodError(
+            f"{name_of(rule)}.{stage} fails on a made-up model of 'weight' [2, 2] and 'bias' [2], which it is tried on "
+            f"when a method is built: {type(error).__name__}: {in_one_line(error)}.",
+            "take layers by params.only(…), which any model has, or their names and shapes in settled(setting)",
+        ) from error
+    return slots
 
 
 def _check_slots(method: Method) -> None:
@@ -206,14 +219,71 @@ def _check_slot_names(rule: Rule) -> None:
     names_taken = {stage: set(FACTS) for stage in ("server_slots", "client_slots", "round_slots")}
     names_taken["client_slots"] -= set(CLIENT_FACTS)
     for stage, taken in names_taken.items():
-        for slot in getattr(rule, stage)(_sample_tree()):
+        for slot in _try_slots(rule, stage):
             if slot in taken or slot in RESERVED or not isinstance(slot, str):
                 raise MethodError(
                     f"{name_of(rule)} keeps a slot called {slot!r}, which is the name of something else.",
                     f'call it otherwise: "own_{slot}"',
                 )
-    for slot in rule.client_slots(_sample_tree()).keys() & rule.round_slots(_sample_tree()).keys():
+    for slot in _try_slots(rule, "client_slots").keys() & _try_slots(rule, "round_slots").keys():
         raise MethodError(
             f"{name_of(rule)} keeps {slot!r} both in client_slots and in round_slots.",
             "what lasts for a round only belongs into round_slots alone",
         )
+
+
+# ---- what stages return --------------------------------------------------------------------------------------------
+def check_same_slots(rule: Rule, stage: str, side: str, before: State, after: State) -> None:
+    """Refuse slots of the "client" or the "server" that appear, disappear or change their shape.
+
+    A tensor of the server may grow or shrink along its first axis: it knows the clients one after another.
+    """
+    if after is before:
+        return
+    check_kept_slots(rule, stage, side, before, after)
+    for slot, new in after.items():
+        if slot not in before:
+            raise MethodError(
+                f"{name_of(rule)}.{stage} adds slot {slot!r}: {_same_slots(side)}.",
+                f"keep it from the start: def {side}_slots(self, params): return {{{slot!r}: params.zeros()}}",
+            )
+        if shape_of(new) != shape_of(before[slot]) and not (side == "server" and _grows(before[slot], new)):
+            model = slot in RESERVED
+            raise MethodError(
+                f"{name_of(rule)}.{stage} changes the shape of slot {slot!r}.",
+                "the model has one layout all the time" if model else f"give it its shape in {side}_slots",
+            )
+
+
+def _grows(old: object, new: object) -> bool:
+    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+        return False
+    return 0 < old.dim() == new.dim() and old.shape[1:] == new.shape[1:]
+
+
+def check_kept_slots(rule: Rule, stage: str, what: str, before: State, after: State) -> None:
+    """Refuse a state, message, report or model that lacks something which the rule was given."""
+    for slot in before:
+        if slot not in after:
+            line = f"{name_of(rule)}.{stage} lacks slot {slot!r}: {_same_slots(what)}."
+            raise MethodError(line, f"return {what} | {{…}}")
+
+
+def _same_slots(what: str) -> str:
+    if what in ("client", "server"):
+        return f"{'a' if what == 'client' else 'the'} {what} has the same slots all the time"
+    return f"a rule returns the {what} that it was given, with what it adds"
+
+
+def check_same_layout(rule: Rule, stage: str, what: str, before: Tree, after: Tree) -> None:
+    """Refuse a tree that is laid out unlike the one that the rule was given."""
+    if after.layout != before.layout:
+        line = f"{name_of(rule)}.{stage} must return a tree laid out like the one it was given."
+        raise MethodError(line, f"return {what} itself, or what arithmetic makes of it: 0.5 * {what}")
+
+
+def shape_of(slot: object) -> object:
+    """What stays the same of a slot in all rounds and at all clients."""
+    if isinstance(slot, Tree):
+        return slot.layout, tuple(slot.buffer.shape)
+    return tuple(slot.shape) if isinstance(slot, torch.Tensor) else type(slot)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedkeel.core.contract import ASKED, name_of
+from fedkeel.core.contract import ASKED, check_kept_slots, check_same_slots, name_of
 from fedkeel.core.local_step import (
     Body,
     Carry,
@@ -81,7 +81,8 @@ def init_round(method: Method, params: Tree) -> State:
 def broadcast(method: Method, server: State) -> State:
     message: State = {"params": server["params"]}
     for rule in method.rules:
-        message = rule.broadcast(message, server)
+        before, message = message, rule.broadcast(message, server)
+        check_kept_slots(rule, "broadcast", "message", before, message)
     return message
 
 
@@ -195,7 +196,9 @@ def server_round(method: Method, server: State, reports: State, rate: float = 1.
     # the plain average, for rules that want it before others changed it
     reports = reports | {"weights": weights, "update": update}
     for rule in method.rules:
+        before = server
         update, server = rule.server_step(update, server, reports)
+        check_same_slots(rule, "server_step", "server", before, server)
     params: Tree = server["params"]
     return remember(method, server | {"params": params | params.only(update.layout) + method.server_lr * rate * update})
 
@@ -204,7 +207,8 @@ def server_round(method: Method, server: State, reports: State, rate: float = 1.
 def remember(method: Method, server: State) -> State:
     """End a round on the server, also one in which nobody answered."""
     for rule in method.rules:
-        server = rule.remember(server)
+        before, server = server, rule.remember(server)
+        check_same_slots(rule, "remember", "server", before, server)
     return server
 
 
@@ -212,5 +216,6 @@ def deploy(method: Method, server: State) -> State:
     """Return the model that is evaluated and exported: the server's own, unless a rule deploys another."""
     model: State = {name: server[name] for name in ("params", "buffers") if name in server}
     for rule in method.rules:
-        model = rule.deploy(model, server)
+        before, model = model, rule.deploy(model, server)
+        check_kept_slots(rule, "deploy", "model", before, model)
     return model

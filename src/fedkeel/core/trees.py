@@ -263,19 +263,6 @@ def _stack_leaves(*leaves: Tensor) -> Tensor:
     return torch.stack(leaves)
 
 
-class Stacking:
-    """Stack states as they arrive: each is copied into its row at once and can be freed; `stack` of rows is free."""
-
-    def __init__(self, clients: int):
-        self.clients, self.slots = clients, cast(Any, None)
-
-    def put(self, i: int, state: Any) -> Any:
-        """Copy a state into row i and return that row."""
-        if self.slots is None:
-            self.slots = _pytree.tree_map(lambda leaf: leaf.new_empty((self.clients, *leaf.shape)), state)
-        return _pytree.tree_map(lambda slot, leaf: slot[i].copy_(leaf), self.slots, state)
-
-
 def where(mask: Tensor, new: Any, old: Any) -> Any:
     """`new` where the mask holds, else `old`, slot by slot; the mask is 0-d or one value per client."""
 

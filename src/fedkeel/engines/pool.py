@@ -16,7 +16,8 @@ import torch
 
 from fedkeel.core.method import Method
 from fedkeel.core.rule import State
-from fedkeel.core.trees import Stacking, Tree
+from fedkeel.core.stacking import Stacking
+from fedkeel.core.trees import Tree
 from fedkeel.engines.cost import Clock, passes
 from fedkeel.engines.engine import ClientOutcome, Engine, ScoreRequest, Training
 from fedkeel.engines.measure import Job
@@ -154,7 +155,7 @@ class PoolEngine:
             for piece in pieces
         ]
         places = [self.crew.place_of(states[piece[0]]) for piece in pieces]
-        outcomes, reports = dict[int, ClientOutcome](), Stacking(len(clients))
+        outcomes, reports = dict[int, ClientOutcome](), Stacking(len(clients), self.method)
         for number, (packed, left, seconds) in self.run_on_workers("train", payloads, places):
             self.seconds.merge(seconds)
             for i, report, state in zip(pieces[number], packed, left, strict=True):

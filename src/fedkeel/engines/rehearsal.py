@@ -1,22 +1,24 @@
-"""A round without gradients, which finds what a method's rules do wrong before anything is trained."""
+"""Two rounds without gradients, which find what a method's rules do wrong before anything is trained."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partialmethod
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.core.contract import FACTS, name_of
+from fedkeel.core.contract import FACTS, check_kept_slots, check_same_layout, check_same_slots, name_of
 from fedkeel.core.local_step import Gradient, StepInput
 from fedkeel.core.method import Method
 from fedkeel.core.objectives import Objective
 from fedkeel.core.round import PhaseWork, broadcast, deploy, init_client, init_server, local_round, server_round
 from fedkeel.core.rule import LOCAL_STAGES, Local, Rule, State, Weighting
-from fedkeel.core.trees import Tree, stack, tensors
+from fedkeel.core.stacking import check_alike
+from fedkeel.core.trees import Tree, all_finite, stack, tensors
 from fedkeel.engines.cost import sent
 from fedkeel.engines.engine import client_facts
 from fedkeel.errors import MethodError
@@ -34,41 +36,62 @@ class Rehearsal(NamedTuple):
 
 
 def rehearse(method: Method, task: Task) -> None:
-    """Refuse a method whose rules break their contract: a round of one client and the server, and the final phase."""
+    """Refuse a method whose rules break their contract: two rounds of a client and the server, and the final phase."""
     watched = method.map_rules(watch)
-    message, report, state = rehearse_client(watched, task)
+    first = rehearse_client(watched, task)
     for objective in method.objectives:
-        if objective.reference and objective.teacher not in message:
+        if objective.reference and objective.teacher not in first.message:
             raise MethodError(
                 f"{type(objective).__name__} compares with the model {objective.teacher!r}, which no rule of "
                 f"{method.name!r} sends.",
                 f"add the rule whose broadcast sends {objective.teacher!r}",
             )
-        try_objective(task, method, objective, message)
-    server = init_server(watched, task.initial, task.buffers)
-    reports = stack([report])
-    reports["population"] = reports["lr"].new_ones(())
-    if method.server_phase is not None:
-        start = watched.weights.begin(reports, server)
-        server_work = Method(method.name, (method.server_phase,), method.weights).map_rules(watch)
-        reports["learned"] = rehearse_client(server_work, task, message, start).state
-    deploy(watched, server_round(watched, server, reports))
+        try_objective(task, method, objective, first.message)
+    server = rehearse_server(watched, task, init_server(watched, task.initial, task.buffers), first)
+    deploy(watched, server)
+    if all_finite((server, first.state)):  # what is made of no gradient may be no number, and break the next round
+        second = rehearse_client(watched, task, broadcast(watched, server), first.state, again=True)
+        check_alike(first.report, second.report, lambda slot: reporters(watched, slot))
+        rehearse_server(watched, task, server, second)
     if method.final is not None:
-        rehearse_client(watched.tuning, task, message, state)
+        rehearse_client(watched.tuning, task, first.message, first.state)
 
 
-def rehearse_client(method: Method, task: Task, message: State | None = None, state: State | None = None) -> Rehearsal:
-    """Run a client's round of one step in each phase, without its data."""
+def rehearse_client(
+    method: Method, task: Task, message: State | None = None, state: State | None = None, *, again: bool = False
+) -> Rehearsal:
+    """Run a client's round of one step in each phase, without its data: of the largest client.
+
+    Or, `again`, one of two steps of the smallest, so that what differs between clients and rounds does so here.
+    """
     if message is None:
         message = broadcast(method, init_server(method, task.initial, task.buffers))
     if state is None:
         state = init_client(method, task.initial, task.buffers)
     lr = torch.ones((), dtype=task.dtype, device=task.device)
-    nothing = torch.zeros((), dtype=torch.int64, device=task.device)
-    work = [PhaseWork([StepInput(None, nothing, nothing)], torch.ones(1).to(lr)) for _ in method.phases]
-    facts = client_facts(task, int(task.clients.sizes.argmax()), 1, lr)
+    nothing, steps, sizes = torch.zeros((), dtype=torch.int64, device=task.device), 1 + again, task.clients.sizes
+    inputs = [StepInput(None, nothing + step, nothing) for step in range(steps)]
+    work = [PhaseWork(inputs, torch.ones(steps).to(lr) / steps) for _ in method.phases]
+    chosen = np.where(sizes > 0, sizes, sizes.max()).argmin() if again else sizes.argmax()
+    facts = client_facts(task, int(chosen), steps, lr)
     report, after = local_round(method, _zero_gradient, message, state, work, lr, facts)
     return Rehearsal(message, report, after)
+
+
+def rehearse_server(watched: Method, task: Task, server: State, client: Rehearsal) -> State:
+    """Run the server's half of a round in which one client reported."""
+    reports = stack([client.report])
+    reports["population"] = reports["lr"].new_ones(())
+    if watched.server_phase is not None:
+        start = watched.weights.begin(reports, server)
+        server_work = Method(watched.name, (watched.server_phase,), watched.weights).map_rules(watch)
+        reports["learned"] = rehearse_client(server_work, task, client.message, start).state
+    return server_round(watched, server, reports)
+
+
+def reporters(watched: Method, slot: str) -> Sequence[Rule]:
+    """The rule that gave a slot of the reports, as far as one did."""
+    return [rule for rule in watched.local_rules if isinstance(rule, Watched) and slot in rule.told][-1:]
 
 
 def expected_messages(method: Method, task: Task) -> Rehearsal:
@@ -83,6 +106,8 @@ def _zero_gradient(params: Tree, batch: Any, objective: Objective, message: Stat
 
 # ---- rules under watch ---------------------------------------------------------------------------------------------
 def watch(rule: Rule) -> Rule:
+    if isinstance(rule, Watched):
+        return rule
     return WatchedWeighting(rule) if isinstance(rule, Weighting) else Watched(rule)
 
 
@@ -115,6 +140,7 @@ class Watched(Rule):
     """A rule whose every stage is checked against the contract of rules."""
 
     stands_for: Rule
+    told: set[str] = field(default_factory=set, compare=False, repr=False)  # slots of reports that it has given
 
     def __post_init__(self) -> None:
         for trait in ("needs_gradient", "random", "asks", "reads", "stages"):
@@ -135,15 +161,20 @@ class Watched(Rule):
             f"{name_of(self)}.round_slots", [params.buffer], lambda: self.stands_for.round_slots(params)
         )
 
+    def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
+        started, after = self.call("start", params, client, message)
+        check_same_layout(self, "start", "params", params, started)
+        return started, after
+
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         stepped, after = self.call("step", tree, client, at)
-        if stepped.layout != tree.layout:
-            line = f"{name_of(self)}.step returns a tree laid out like the one it was given."
-            raise MethodError(line, "return tree itself, or what arithmetic makes of it: 0.5 * tree")
+        check_same_layout(self, "step", "tree", tree, stepped)
         return stepped, after
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         reported, after = self.call("finish", report, client, at)
+        check_kept_slots(self, "finish", "report", report, reported)
+        self.told.update(name for name, value in reported.items() if value is not report.get(name))
         for name in reported:
             if name in FACTS and name not in report:
                 raise MethodError(
@@ -187,7 +218,7 @@ class Watched(Rule):
                         line = f"{place} gives {name!r} as {type(value).__name__}, not as a tensor or a tree."
                         raise MethodError(line, "params.scalar(0.5) makes a tensor of a number")
         if stage in LOCAL_STAGES:  # these take the client's slots second, and return them second
-            self.compare(stage, given[1], result[1])
+            check_same_slots(self, stage, "client", given[1], result[1])
         return result
 
     def hide_key(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -196,22 +227,6 @@ class Watched(Rule):
             return given
         hidden = torch.zeros((), dtype=torch.int64).as_subclass(UnaskedKey)
         return tuple(one._replace(key=hidden) if isinstance(one, Local) else one for one in given)
-
-    def compare(self, stage: str, before: State, after: State) -> None:
-        """Refuse client slots that appear, disappear or change their shape."""
-        for slot in before.keys() ^ after.keys():
-            what = "lacks" if slot in before else "adds"
-            raise MethodError(
-                f"{name_of(self)}.{stage} {what} slot {slot!r}: a client has the same slots all the time.",
-                f"keep it from the start: def client_slots(self, params): return {{{slot!r}: params.zeros()}}"
-                if what == "adds"
-                else "return client | {…}",
-            )
-        for slot, old in before.items():
-            if _shape(after[slot]) != _shape(old):
-                raise MethodError(
-                    f"{name_of(self)}.{stage} changes the shape of slot {slot!r}.", "give it its shape in client_slots"
-                )
 
 
 for stage in RETURNS.keys() - vars(Watched).keys():  # no more is checked of these than `call` does
@@ -235,10 +250,6 @@ def refuse_draws(place: str, slots: list[Any], call: Callable[[], Any]) -> Any:
 def _versions(slots: list[Any]) -> list[int]:
     """Return how often each tensor was written to."""
     return [-1 if slot is None else slot._version for slot in slots]
-
-
-def _shape(slot: Any) -> Any:
-    return slot.layout if isinstance(slot, Tree) else tuple(slot.shape) if isinstance(slot, Tensor) else type(slot)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from fedkeel.core.method import Method, Phase
 from fedkeel.core.objectives import Objective
 from fedkeel.core.round import PhaseWork, local_round
 from fedkeel.core.rule import State
-from fedkeel.core.trees import Stacking, Tree
+from fedkeel.core.stacking import Stacking
+from fedkeel.core.trees import Tree
 from fedkeel.data.batches import sample_keys
 from fedkeel.data.clients import Rows
 from fedkeel.engines.cost import Clock
@@ -53,7 +54,7 @@ class SerialEngine:
     def train(
         self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
     ) -> list[ClientOutcome]:
-        outcomes, reports = [], Stacking(len(clients))
+        outcomes, reports = [], Stacking(len(clients), self.method)
         for i, (client, state) in enumerate(zip(clients, states, strict=True)):
             with explain_by_rows(self.task, [client], round):
                 outcome = self.train_one(message, round, lr, client, state)

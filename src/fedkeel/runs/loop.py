@@ -229,7 +229,8 @@ class Loop:
             if not all_finite(server):  # momenta and control variates, too: they are the next round's
                 raise explain_server_divergence(server, t + 1)
             loss = float(reports["loss"].to(torch.float64).mean())
-            drift = float(reports["delta"].norm().to(torch.float64).mean())
+            if reports["delta"].layout.size:  # else rules send what clients learned in slots of their own
+                drift = float(reports["delta"].norm().to(torch.float64).mean())
             if self.observers:
                 clients = [outcome.client for outcome in kept]
                 states = [client_state(self.method, self.task, outcome.state) for outcome in kept]

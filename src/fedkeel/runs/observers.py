@@ -54,7 +54,12 @@ Due = Callable[[int, int], bool]
 
 
 def observe_drift(seen: Seen) -> dict[str, float]:
-    """Measure `analysis.drift.Drift`, as `update/…`; the mean is what every record has as `drift`."""
+    """Measure `analysis.drift.Drift`, as `update/…`; the mean is what every record has as `drift`.
+
+    Nothing where rules leave "delta" empty, and send what clients learned in slots of their own.
+    """
+    if not seen.reports["delta"].layout.size:
+        return {}
     found = drift(seen.reports["delta"]).named()
     return {f"update/{name}": value for name, value in found.items() if name != "mean"}
 
@@ -62,7 +67,7 @@ def observe_drift(seen: Seen) -> dict[str, float]:
 def observe_spectrum(seen: Seen) -> dict[str, float]:
     """Dist(m) and Std(m) of the clients' updates in ten bands, counted from 1; nothing for a single client."""
     updates: Tree = seen.reports["delta"]
-    if len(updates.buffer) < 2:
+    if len(updates.buffer) < 2 or not updates.layout.size:
         return {}
     found = band_drift(updates, BANDS, by_layer=False)
     distance, deviation = torch.stack([found.distance, found.deviation]).tolist()

@@ -27,8 +27,11 @@ COLUMNS = ("accuracy", "loss", "drift", "backward_passes", "bytes_down", "bytes_
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round, counted from 1. `drift` is the mean of ‖w_i − w_t‖; `extra` holds further measures by name, and
-    `clients` the scores of every client, where their models are judged; None for one that was not scored."""
+    """One round, counted from 1. `drift` is the mean of ‖w_i − w_t‖, None where it is not known.
+
+    `extra` holds further measures by name, and `clients` the scores of every client, where their models are judged:
+    None for one that was not scored.
+    """
 
     round: Count
     selected: list[Whole]

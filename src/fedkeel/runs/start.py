@@ -68,7 +68,7 @@ CHECKPOINT_SECONDS = 30.0
 ATTEMPTS = 4  # to go on when a machine dies with what clients remember
 
 
-@explain_typos("fk.run")
+@explain_typos("fk.run", precision="dtype")
 def run(
     experiment: Experiment,
     *,

@@ -59,7 +59,7 @@ def name_model(experiment: Experiment) -> str | None:
     return digest_of(experiment.model) if isinstance(experiment.model, nn.Module) else experiment.model
 
 
-@explain_typos("fk.run_together")
+@explain_typos("fk.run_together", precision="dtype")
 def run_together(
     experiments: Sequence[Experiment],
     *,

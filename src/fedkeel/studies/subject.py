@@ -149,7 +149,13 @@ class Subject(Probe):
     @cached_property
     def updates(self) -> Tree:
         """w_i less the model sent after one more round of local training, stacked; of the layers that are sent."""
-        return stack([outcome.report["delta"] for outcome in self.outcomes])
+        updates: Tree = stack([outcome.report["delta"] for outcome in self.outcomes])
+        if not updates.layout.size:
+            raise RequestError(
+                'a rule of this method leaves "delta" of the reports empty, so what clients learned is not known.',
+                "leave out what is of clients' models: --drift, --cka, --embedding, --clusters",
+            )
+        return updates
 
     # ---- models --------------------------------------------------------------------------------------------------
     def model(self, params: Tree, buffers: Tree | None = None) -> nn.Module:

@@ -8,12 +8,12 @@ from typing import Any
 from fedkeel.core.method import Method
 from fedkeel.core.method import method as compose
 from fedkeel.core.rule import Rule, Weighting
-from fedkeel.errors import FedkeelError, require_known
+from fedkeel.errors import require_known
 from fedkeel.methods import build
 from fedkeel.rules import BySize
-from fedkeel.testing.broken_law import BrokenLaw, hold
+from fedkeel.testing.broken_law import hold
 from fedkeel.testing.laws import LAWS
-from fedkeel.testing.trial import Trial, as_method, difference, train_whole
+from fedkeel.testing.trial import Trial, as_method, built, difference, train_whole
 
 NEUTRAL, ROUNDING = 1e-12, 1e-6
 Given = Method | Callable[..., Method] | str
@@ -62,10 +62,7 @@ def check_rule(
 
 def stand(rule: Rule, place: str) -> Method:
     """The method of one rule."""
-    try:
-        return compose(type(rule).__name__, **{"weights": BySize(), place: rule})  # type: ignore[arg-type]
-    except FedkeelError as error:
-        raise BrokenLaw(error.message, error.hint) from error
+    return built(lambda: compose(type(rule).__name__, **{"weights": BySize(), place: rule}))  # type: ignore[arg-type]
 
 
 def make_neutral(method: Given, settings: Mapping[str, Any]) -> Method:

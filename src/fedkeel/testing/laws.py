@@ -11,7 +11,7 @@ from typing import Any
 import tomli_w
 import torch
 
-from fedkeel.core.rule import State
+from fedkeel.core.rule import LOCAL_STAGES, State, is_stackable
 from fedkeel.core.trees import Tree, state_bytes, tensors
 from fedkeel.engines.cost import uploaded
 from fedkeel.engines.machine import has_pools
@@ -130,7 +130,7 @@ def declared_bytes(trial: Trial) -> None:
 def stacked_agrees(trial: Trial) -> None:
     """Stacked clients learn, report and remember what they would one by one, and so does the server."""
     plain, alone = trial.watched
-    hint = "a rule that says stackable = True works along the last axis: tree.norm(), number[..., None] * vector"
+    hint = hint_at_stacks(trial)
     try:
         run, outcomes = trial.watch_stack()
     except FedkeelError:
@@ -154,6 +154,15 @@ def stacked_agrees(trial: Trial) -> None:
                 f"{slot!r} of {owner} in {trial.name} is another in the stacked engine than in serial.",
                 hint,
             )
+
+
+def hint_at_stacks(trial: Trial) -> str:
+    """Say what rules may do wrong that only a stack shows."""
+    hint = "no rule writes into what it was given, in later steps and rounds either: return 0.5 * tree, client | {…}"
+    if any(is_stackable(rule) and rule.stages & LOCAL_STAGES for rule in trial.method.rules):
+        along = "a rule that says stackable = True works along the last axis: tree.norm(), number[..., None] * vector"
+        return f"{along}; {hint}"
+    return hint
 
 
 def processes_agree(trial: Trial) -> None:

@@ -200,10 +200,18 @@ def as_method(given: Any) -> Method:
     """A method by its name, of a function that makes one, or itself."""
     if isinstance(given, str):
         return build(given)
-    made = given if isinstance(given, Method) else given() if callable(given) else None
+    made = given if isinstance(given, Method) else built(given) if callable(given) else None
     if not isinstance(made, Method):
         raise BrokenLaw(f"{given!r} is no method.", "give a Method, a function that returns one, or a name")
     return made
+
+
+def built(make: Callable[[], Any]) -> Any:
+    """What a function makes; a method that is refused breaks the first law of all."""
+    try:
+        return make()
+    except FedkeelError as error:
+        raise BrokenLaw(error.message, error.hint) from error
 
 
 def difference(one: Run, other: Run) -> float:
