@@ -236,13 +236,16 @@ def _check_slot_names(rule: Rule) -> None:
 def check_same_slots(rule: Rule, stage: str, side: str, before: State, after: State) -> None:
     """Refuse slots of the "client" or the "server" that appear, disappear or change their shape.
 
-    A tensor of the server may grow or shrink along its first axis: it knows the clients one after another.
+    A tensor of the server may grow or shrink along its first axis: it knows the clients one after another. A slot laid
+    out like the model's buffers may be added: `server_slots` is not given them.
     """
     if after is before:
         return
     check_kept_slots(rule, stage, side, before, after)
     for slot, new in after.items():
         if slot not in before:
+            if side == "server" and "buffers" in before and shape_of(new) == shape_of(before["buffers"]):
+                continue
             raise MethodError(
                 f"{name_of(rule)}.{stage} adds slot {slot!r}: {_same_slots(side)}.",
                 f"keep it from the start: def {side}_slots(self, params): return {{{slot!r}: params.zeros()}}",
