@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partialmethod
+from functools import partial, partialmethod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from fedkeel.engines.engine import client_facts
 from fedkeel.errors import MethodError
 from fedkeel.problems.task import Task
 from fedkeel.problems.try_objectives import try_objective
-from fedkeel.randomness import read_generators
+from fedkeel.randomness import list_gpus, read_generators
 
 
 class Rehearsal(NamedTuple):
@@ -36,8 +36,16 @@ class Rehearsal(NamedTuple):
 
 
 def rehearse(method: Method, task: Task) -> None:
-    """Refuse a method whose rules break their contract: two rounds of a client and the server, and the final phase."""
-    watched = method.map_rules(watch)
+    """Refuse a method whose rules break their contract."""
+    gpus = list_gpus(task.device)
+    before = read_generators(gpus)
+    rehearse_rounds(method, method.map_rules(watch), task)
+    if before != read_generators(gpus):  # once more, to see which rule has drawn, if it was a rule
+        rehearse_rounds(method, method.map_rules(partial(watch, looks=True)), task)
+
+
+def rehearse_rounds(method: Method, watched: Method, task: Task) -> None:
+    """Two rounds of a client and the server, and the final phase."""
     first = rehearse_client(watched, task)
     for objective in method.objectives:
         if objective.reference and objective.teacher not in first.message:
@@ -105,10 +113,10 @@ def _zero_gradient(params: Tree, batch: Any, objective: Objective, message: Stat
 
 
 # ---- rules under watch ---------------------------------------------------------------------------------------------
-def watch(rule: Rule) -> Rule:
+def watch(rule: Rule, looks: bool = False) -> Rule:
     if isinstance(rule, Watched):
         return rule
-    return WatchedWeighting(rule) if isinstance(rule, Weighting) else Watched(rule)
+    return WatchedWeighting(rule, looks) if isinstance(rule, Weighting) else Watched(rule, looks)
 
 
 RETURNS: dict[str, tuple[tuple[type, ...], str]] = {
@@ -140,6 +148,7 @@ class Watched(Rule):
     """A rule whose every stage is checked against the contract of rules."""
 
     stands_for: Rule
+    looks: bool = False  # for draws from generators
     told: set[str] = field(default_factory=set, compare=False, repr=False)  # slots of reports that it has given
 
     def __post_init__(self) -> None:
@@ -147,19 +156,13 @@ class Watched(Rule):
             object.__setattr__(self, trait, getattr(self.stands_for, trait))
 
     def server_slots(self, params: Tree) -> State:
-        return refuse_draws(
-            f"{name_of(self)}.server_slots", [params.buffer], lambda: self.stands_for.server_slots(params)
-        )
+        return self.refuse_draws("server_slots", [params.buffer], lambda: self.stands_for.server_slots(params))
 
     def client_slots(self, params: Tree) -> State:
-        return refuse_draws(
-            f"{name_of(self)}.client_slots", [params.buffer], lambda: self.stands_for.client_slots(params)
-        )
+        return self.refuse_draws("client_slots", [params.buffer], lambda: self.stands_for.client_slots(params))
 
     def round_slots(self, params: Tree) -> State:
-        return refuse_draws(
-            f"{name_of(self)}.round_slots", [params.buffer], lambda: self.stands_for.round_slots(params)
-        )
+        return self.refuse_draws("round_slots", [params.buffer], lambda: self.stands_for.round_slots(params))
 
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
         started, after = self.call("start", params, client, message)
@@ -189,7 +192,7 @@ class Watched(Rule):
         slots = tensors(given)
         before = _versions(slots)
         try:
-            result = refuse_draws(place, slots, lambda: getattr(self.stands_for, stage)(*self.hide_key(given)))
+            result = self.refuse_draws(stage, slots, lambda: getattr(self.stands_for, stage)(*self.hide_key(given)))
         except UnaskedUse as error:
             raise MethodError(
                 f"{place} uses at.key, which is 0 in every step.", "random: ClassVar[bool] = True"
@@ -221,6 +224,21 @@ class Watched(Rule):
             check_same_slots(self, stage, "client", given[1], result[1])
         return result
 
+    def refuse_draws(self, stage: str, slots: list[Any], call: Callable[[], Any]) -> Any:
+        """Call a function of the rule; refuse one that draws from a generator, which nobody could repeat."""
+        if not self.looks:
+            return call()
+        devices = {slot.device for slot in slots if slot is not None and slot.is_cuda}
+        for _ in range(2):  # another thread may have drawn meanwhile
+            before = read_generators(devices)
+            result = call()
+            if before == read_generators(devices):
+                return result
+        raise MethodError(
+            f"{name_of(self)}.{stage} draws from a generator of PyTorch, numpy or Python: no run could be repeated.",
+            "`step` and `finish` have a key if the rule has random = True: fedkeel.randomness.keyed_normals(at.key, n)",
+        )
+
     def hide_key(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
         """Put a key that refuses to be used in the place of one that engines do not make for this rule."""
         if self.random:
@@ -231,20 +249,6 @@ class Watched(Rule):
 
 for stage in RETURNS.keys() - vars(Watched).keys():  # no more is checked of these than `call` does
     setattr(Watched, stage, partialmethod(Watched.call, stage))
-
-
-def refuse_draws(place: str, slots: list[Any], call: Callable[[], Any]) -> Any:
-    """Call a function of a rule; refuse one that draws from a generator, which nobody could repeat."""
-    devices = {slot.device for slot in slots if slot is not None and slot.is_cuda}
-    for _ in range(2):  # another thread may have drawn meanwhile
-        before = read_generators(devices)
-        result = call()
-        if before == read_generators(devices):
-            return result
-    raise MethodError(
-        f"{place} draws from a generator of PyTorch, numpy or Python: such a run cannot be repeated.",
-        "`step` and `finish` have a key if the rule has random = True: fedkeel.randomness.keyed_normals(at.key, n)",
-    )
 
 
 def _versions(slots: list[Any]) -> list[int]:
