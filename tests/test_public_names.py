@@ -34,6 +34,7 @@ def test_every_name_is_there_and_where_the_list_says():
     assert {*fk.__all__, "__version__"} <= set(dir(fk))
 
 
+@pytest.mark.slow
 def test_completion_shows_what_is_public_alone():
     """In a new process, since modules become names of the package when they are imported."""
     code = "import fedkeel as fk; print(*(name for name in dir(fk) if not name.startswith('_')))"

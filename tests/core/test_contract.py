@@ -303,7 +303,7 @@ def reports_by_loss(self, report, client, at):
     return report | {"more": at.params.buffer[: 1 + int(1e6 * at.loss) % 7]}, client
 
 
-@for_each("engine", ["serial", "processes"])
+@pytest.mark.parametrize("engine", ["serial", pytest.param("processes", marks=pytest.mark.slow)])
 def test_reports_of_several_lengths_are_refused_where_training_alone_shows_them(engine):
     method = fk.method("own", gradient=rule("ByLoss", finish=reports_by_loss), weights=fk.Uniform())
     refused("ByLoss.finish reports 'more' in several shapes", make=lambda: run(method, engine))

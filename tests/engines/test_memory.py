@@ -86,6 +86,7 @@ def test_memory_is_what_the_doctor_predicts(method, share, onednn):
         pytest.param("aarch64", False, "scaffold", 0.3, 1556e6, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_memory_measured_elsewhere_is_what_the_doctor_predicts_there(
     monkeypatch, constant_weights, machine_name, onednn, method, share, measured
 ):

@@ -143,6 +143,7 @@ def system_endings(source=None):
             yield place, ast.unparse(node)
 
 
+@pytest.mark.slow
 def test_nothing_only_posix_has_is_used_outside_of_guarded_places():
     assert set(posix_only()) == GUARDED
     for bad in ("import fcntl", "from resource import getrlimit", "from os import fork", "os.killpg(1, 9)",

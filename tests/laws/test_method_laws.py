@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 import torch
-from every_method import few_by_default
+from every_method import few_of_engines
 from for_each import for_each
 
 import fedkeel as fk
@@ -33,7 +33,7 @@ def unchecked():
         yield
 
 
-@pytest.mark.parametrize("name", few_by_default())
+@pytest.mark.parametrize("name", few_of_engines())
 def test_a_method_obeys_the_laws(name):
     check_method(quick(name), skip=OTHERWHERE + ["numbering"] * (name in COUNTS_CLIENTS))
 

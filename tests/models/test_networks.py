@@ -83,6 +83,7 @@ def test_every_model_has_a_published_size() -> None:
     assert {name for name, *_ in PUBLISHED} == MODELS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("constant_weights")
 @pytest.mark.parametrize("side", [28, 64])
 @each(name for name, card in MODELS.items() if not isinstance(card.takes, Tokens))

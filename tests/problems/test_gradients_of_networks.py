@@ -49,6 +49,7 @@ def relu_without_gradients(of, x):
     return of["head"]((z * positive).mean((2, 3)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", NORMS)
 @pytest.mark.parametrize("forward", [mask, write_elsewhere, probe, teach, relu_without_gradients])
 def test_a_norm_has_gradients_where_it_is_called_not_where_it_is_read(forward, make):

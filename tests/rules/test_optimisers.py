@@ -171,6 +171,7 @@ def newton_schulz(u):
 SCALES = {"match_rms_adamw": lambda a, b: 0.2 * sqrt(max(a, b)), "original": lambda a, b: sqrt(max(1, a / b))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moments", ["reset", "keep", "average"])
 def test_lion_and_muon_train_as_their_twins(moments):
     reset = moments == "reset"

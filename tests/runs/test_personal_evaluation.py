@@ -188,6 +188,7 @@ WAYS = [(model, when) for model in ("global", "local", "received") for when in (
         *(pytest.param("ditto", *way, marks=pytest.mark.slow) for way in WAYS if way != ("local", "after")),
     ],
 )
+@pytest.mark.slow
 def test_resuming_judges_the_same_models(tmp_path, model, when, method):
     policy = {"model": model, "when": when, "clients": "selected"}
     exp = experiment(method, evaluation=policy)
@@ -214,6 +215,7 @@ def stopping_after(rounds, append):
         ("stacked", {"evaluation": {"when": "before", "tune": True}}),
     ],
 )
+@pytest.mark.slow
 def test_a_model_is_judged_again_only_when_it_was_trained(tmp_path, monkeypatch, engine, changes):
     exp = experiment("fedala", **{"rounds": 4, "evaluation": {}} | changes)
     counts, score = [], judging.evaluate_all
