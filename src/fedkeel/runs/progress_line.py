@@ -61,7 +61,7 @@ class ProgressLine:
         self.length = 0
 
     def end(self) -> None:
-        """End the line of a run that was not finished: what is told next stands below it."""
+        """End the progress line of a run that was interrupted, so that the next words begin a new line."""
         if self.length:
             self.put("\n")
             self.length = 0
