@@ -12,6 +12,7 @@ from fedkeel.core.objectives import Given as Given
 from fedkeel.core.objectives import Guided as Guided
 from fedkeel.core.objectives import Loss as Loss
 from fedkeel.core.objectives import Objective as Objective
+from fedkeel.core.objectives import Smoothed as Smoothed
 from fedkeel.core.objectives import Value as Value
 from fedkeel.core.rule import Local as Local
 from fedkeel.core.rule import Rule as Rule

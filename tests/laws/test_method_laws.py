@@ -123,6 +123,7 @@ REDUCTIONS = [
     ("fednsam@released", {"gamma": 0.0}, "fedsam", {"rho": 0.05}),
     ("feddecorr", {"beta": 0.0}, "fedavg", {}),
     ("feddecorr+scaffold", {"beta": 0.0}, "scaffold", {}),
+    ("smoothed+scaffold", {"smoothing": 0.0}, "scaffold", {}),
     ("fedswa", {"rho": 1.0, "server_lr": 1.0}, "uniform", {}),
     ("fedswa@released", {"rho": 1.0, "peak": 1.0}, "uniform", {}),
     ("fedswa@released", {"peak": 1.0}, "fedswa", {"rho": 0.0, "server_lr": 1.0}),

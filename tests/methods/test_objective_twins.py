@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -233,3 +234,24 @@ def test_the_problems_own_loss_is_kept() -> None:
         plain = found(given, build("feddecorr+fedsam", {"beta": 0.0}), engine)
         close(plain, other)
         assert any((one[-1][name] - leaf).abs().max() > 1e-6 for name, leaf in other[-1].items())
+
+
+# ---- label smoothing -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("ignored", [False, True])
+@pytest.mark.parametrize("smooth", [False, True])
+def test_smoothed_labels_are_those_of_the_smoothed_cross_entropy(smooth: bool, ignored: bool) -> None:
+    given = replace(problem(smooth), loss=functional.cross_entropy)
+    if ignored:
+        given = replace(given, clients=[(x, y.index_fill(0, torch.tensor([1]), -100)) for x, y in given.clients])
+    torchs = replace(given, loss=partial(functional.cross_entropy, label_smoothing=0.3))
+    for base in ("fedavg", "feddyn"):
+        expected = found(torchs, build(base), "serial")
+        for engine in ("serial", "stacked"):
+            close(found(given, build(f"smoothed+{base}", {"smoothing": 0.3}), engine), expected)
+
+
+def test_smoothed_labels_need_scores_of_classes() -> None:
+    given = replace(problem(smooth=False), loss=functional.mse_loss)
+    given = replace(given, clients=[(x, torch.zeros(len(x), 3)) for x, _ in given.clients], test=None)
+    with pytest.raises(fk.MethodError, match="smoothed"):
+        fk.run(fk.Experiment(problem=given, method="smoothed+fedavg", rounds=1, epochs=1, batch_size=4, lr=0.1))

@@ -105,7 +105,7 @@ down, up: bytes per round, FedAvg's being 1
 client keeps: what a client remembers between rounds, by the names on the method's card
 NAME@released: what the authors' program does, where it differs from the paper
 a card: fedkeel methods NAME · on any method, as in ema+NAME: specgradfilter, fedfft, fsa, feddecorr,
-ema, swa, momentum, adamw, adagrad, lion, muon"""
+smoothed, ema, swa, momentum, adamw, adagrad, lion, muon"""
 SMALL = 0.01  # of the model
 ROOMY = 120  # columns from which the table also says what each method is
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedkeel.errors import MethodError, explain_typos
-from fedkeel.ranges import NonNegative, Positive
+from fedkeel.ranges import NonNegative, Positive, Share
 from fedkeel.typed_values import check_fields
 
 
@@ -132,6 +132,26 @@ def correlation(features: Tensor, mask: Tensor | None) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Smoothed(Objective):
+    """The loss + ε (z_y − Σ_c z_c / C), z the outputs before the softmax: cross-entropy then has the target
+    (1 − ε) e_y + ε / C.  smoothing = 0: no change.
+
+    Targets that name no class, such as -100, are left out of the mean.  (label smoothing, Szegedy et al. 2016)
+    """
+
+    smoothing: Share = 0.1
+    adds: ClassVar[bool] = True
+    scores: ClassVar[bool] = True
+
+    def losses(self, output: Tensor, target: Tensor, given: Given) -> Tensor:
+        scores = put_classes_last(output, target)
+        counts = names_a_class(target, scores.shape[-1])
+        own = scores.gather(-1, target.masked_fill(~counts, 0).unsqueeze(-1)).squeeze(-1)
+        ahead = (own - scores.mean(-1)).masked_fill(~counts, 0.0)
+        return self.smoothing * ahead * divide_by_counted(counts.to(ahead), given.mask)
+
+
+@dataclass(frozen=True)
 class Calibrated(Objective):
     """Cross-entropy of outputs lowered by τ n_c^(−1/4); classes the client has no sample of do not compete.
 
@@ -227,6 +247,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "distil": Distilled,
     "guided": Guided,
     "decorrelated": Decorrelated,
+    "smoothed": Smoothed,
     "calibrated": Calibrated,
     "bottleneck": CodeBottleneck,
     "bottleneck-usual": UsualBottleneck,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedkeel.core.method import Method, Phase, method
-from fedkeel.core.objectives import Calibrated, Decorrelated, Loss
+from fedkeel.core.objectives import Calibrated, Decorrelated, Loss, Objective, Smoothed
 from fedkeel.core.rule import Rule
 from fedkeel.errors import MethodError
-from fedkeel.ranges import NonNegative, Positive, PositiveShare
+from fedkeel.ranges import NonNegative, Positive, PositiveShare, Share
 from fedkeel.rules import (
     BySize,
     ClientMomentum,
@@ -110,16 +110,26 @@ def feddecorr(beta: NonNegative = 0.1) -> Method:
 
 def decorrelate(base: Method, beta: NonNegative = 0.1) -> Method:
     """The plug-in `feddecorr+BASE`: clients also pay for correlated features.  beta = 0 is the base."""
+    return train_on(base, Decorrelated(beta), "feddecorr")
+
+
+def smooth_labels(base: Method, smoothing: Share = 0.1) -> Method:
+    """The plug-in `smoothed+BASE`: a share of each label is divided among all classes.  smoothing = 0 is the base."""
+    return train_on(base, Smoothed(smoothing), "smoothed")
+
+
+def train_on(base: Method, objective: Objective, name: str) -> Method:
+    """The base trained on an objective that adds to the loss; its perturbations still climb on the loss alone."""
 
     def change(phase: Phase) -> Phase:
         if not phase.trains:
             return phase
         if phase.objective != Loss():
             raise MethodError(
-                f"{base.name} trains on an objective of its own ({phase.objective}), which feddecorr would replace.",
-                "put it on a method that trains on the loss: feddecorr+scaffold",
+                f"{base.name} trains on an objective of its own ({phase.objective}), which {name} would replace.",
+                f"put it on a method that trains on the loss: {name}+scaffold",
             )
-        return replace(phase, objective=Decorrelated(beta))
+        return replace(phase, objective=objective)
 
-    papers = tuple(dict.fromkeys(("feddecorr", *base.papers)))
-    return replace(base.map_phases(change), name=f"feddecorr+{base.name}", papers=papers)
+    papers = tuple(dict.fromkeys((name, *base.papers)))
+    return replace(base.map_phases(change), name=f"{name}+{base.name}", papers=papers)

@@ -104,6 +104,7 @@ PLUGINS: dict[str, Callable[..., Method]] = {
     "fedfft": with_ranges(spectral, "filter_perturbations", "fedfft"),
     "fsa": with_ranges(adaptive, "with_fsa", "fsa"),
     "feddecorr": with_ranges(correction, "decorrelate", "feddecorr"),
+    "smoothed": with_ranges(correction, "smooth_labels", "smoothed"),
     "ema": with_ranges(averaged, "ema", "ema"),
     "swa": with_ranges(averaged, "swa", "swa"),
     **OPTIMISER_PLUGINS,

@@ -59,6 +59,7 @@ PAPERS = {
     "qfedavg": "Fair FairShares",
     "sam": "Sam",
     "scaffold": "ControlVariates",
+    "smoothed": "Smoothed",
     "specgradfilter": "HighPass2d PoolDetrend GaussianDetrend Rescale",
     "swa": "ModelSwa",
 }
