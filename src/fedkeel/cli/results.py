@@ -48,7 +48,7 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
         console.print(f"  {outcome.target.label.ljust(width)}  {outcome.target.folder}{state}", soft_wrap=True)
 
 
-def write_numbers(outcome: Outcome, names: Sequence[str] = NUMBERS) -> list[str]:
+def write_numbers(outcome: Outcome, names: Sequence[str]) -> list[str]:
     if outcome.run is None:
         return ["failed", *["–"] * (len(names) + 3)]
     result = outcome.run.result

@@ -145,7 +145,7 @@ def summarise(records: Sequence[RoundRecord], every: int, measure: str | None) -
 
 
 def result(
-    records: Sequence[RoundRecord], deployed: State, every: int, fingerprint: str, plain: State | None = None
+    records: Sequence[RoundRecord], deployed: State, every: int, fingerprint: str, plain: State | None
 ) -> dict[str, Any]:
     """Compute the result of a run: nothing that depends on the clock.
 
