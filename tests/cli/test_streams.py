@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from small_runs import SMALL, environment
+from small_runs import SMALL, contents, environment
 
 import fedkeel as fk
 from fedkeel.__main__ import main
@@ -192,7 +192,7 @@ def test_a_folder_whose_name_is_not_utf8(tmp_path, fedkeel, drawn_only):
 def test_damage_to_any_file_is_one_line(tmp_path, fedkeel, drawn_only, how):
     out = tmp_path / "run"
     assert fedkeel("run", *SMALL, "--rounds", "1", "--method", "scaffold", "--out", out).code == 0
-    whole = {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    whole = contents(out)
     for name in whole:
         if name.name in ("run.lock", "sums.txt" if how == "empty" else ""):
             continue

@@ -16,7 +16,7 @@ import pytest
 
 from fedkeel.data import DATASETS, Url, load
 from fedkeel.data.datasets import SOURCES
-from fedkeel.data.datasets.cifar_c import CORRUPTIONS, EXTRA, open_images
+from fedkeel.data.datasets.cifar_c import CORRUPTIONS, EXTRA
 from fedkeel.data.datasets.yahoo_answers import LENGTH, build_vocabulary, encode
 from fedkeel.data.storage.loading import import_into, load_from
 from fedkeel.errors import DataError
@@ -286,21 +286,10 @@ def test_cifar_c_tests_on_fifteen_corruptions_at_severity_three(tmp_path, cifar1
     np.testing.assert_array_equal(corrupted.test_labels, np.tile(LABELS, 15))
     np.testing.assert_array_equal(corrupted.test_groups, np.arange(15).repeat(4))
     np.testing.assert_array_equal(corrupted.test_images[:][:, 0, 0, 0], 60 + corrupted.test_groups)
+    assert all(isinstance(part, np.memmap) for part in corrupted.test_images.parts)
     rows = np.array([59, 0, 17])
     np.testing.assert_array_equal(corrupted.test_images[rows], np.asarray(corrupted.test_images)[rows])
     np.testing.assert_array_equal(corrupted.test_images[5], np.asarray(corrupted.test_images)[5])
-
-
-@pytest.mark.parametrize("severity", [1, 3, 5])
-def test_severities_are_slices_of_the_published_arrays(tmp_path, cifar10_c, severity):
-    source, _, root = cifar10_c
-    import_into(source, published.folder_of(tmp_path / "c", more.cifar_c_files("C", LABELS, ALL)), root, check=True)
-    snow = open_images(source.card, root / "cifar10-c", "snow", severity)
-    assert isinstance(snow, np.memmap)
-    assert set(snow.ravel()) == {20 * severity + ALL.index("snow")}
-    for name, level, message in (("rain", 3, "unknown corruption: rain"), ("snow", 6, "severity must be 1 … 5: 6")):
-        with pytest.raises(DataError, match=message):
-            open_images(source.card, root / "cifar10-c", name, level)
 
 
 def test_a_cifar_c_that_lacks_a_corruption_is_refused(tmp_path, cifar10_c):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.numpy import save_file
+from small_runs import contents, experiment, train
 
 import fedkeel as fk
 from fedkeel.cli.main import call
@@ -19,19 +20,6 @@ from fedkeel.runs import checkpoint
 from fedkeel.runs.checkpoint import Checkpoint
 from fedkeel.runs.store import ClientStore
 from problems import small_problem
-
-
-def experiment(rounds=3, **changes):
-    settings = dict(problem=small_problem(), method="scaffold", participation=0.5, epochs=1, batch_size=4, lr=0.05)
-    return fk.Experiment(rounds=rounds, **settings | changes)
-
-
-def train(path, exp=None):
-    return fk.run(exp or experiment(), out=path, engine="serial", checkpoint_seconds=0.0)
-
-
-def contents(path):
-    return {p.relative_to(path): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
 
 
 @pytest.fixture(scope="module")

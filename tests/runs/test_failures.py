@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from for_each import for_each
+from small_runs import contents, experiment, train
 
 import fedkeel as fk
 from fedkeel.errors import DataError, ExperimentError, FolderError, MethodError, RequestError, RunError
@@ -18,19 +19,6 @@ from fedkeel.runs.run_folder import RunFolder
 from fedkeel.studies.caveats import unfinished
 from fedkeel.studies.run_groups import group_runs
 from problems import small_problem
-
-
-def experiment(rounds=3, **changes):
-    settings = dict(problem=small_problem(), method="scaffold", participation=0.5, epochs=1, batch_size=4, lr=0.05)
-    return fk.Experiment(rounds=rounds, **settings | changes)
-
-
-def train(path, exp=None):
-    return fk.run(exp or experiment(), out=path, engine="serial", checkpoint_seconds=0.0)
-
-
-def contents(path):
-    return {p.relative_to(path): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
 
 
 def is_one_line_with_a_hint(error):

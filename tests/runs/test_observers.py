@@ -217,7 +217,7 @@ def test_numbers_that_rules_keep():
         "size": torch.tensor([5.0, 5.0]),
         "delta": server["params"].expand(2),
     }
-    found = observe_state(Seen(1, {}, reports, server))
+    found = observe_state(Seen(1, {}, reports, server, None, (), None, 1))
     assert found == pytest.approx(
         {"state/alpha": 0.25, "state/critical/fc1": 0.2, "state/critical/fc2": 0.8, "report/radius": 0.2}
     )
@@ -319,7 +319,7 @@ def test_observers_draw_what_any_rule_says_can_be_drawn(small):
 def test_states_that_stay_on_their_nodes_are_not_drawn(small):
     mine = fk.method("mine", gradient=[Warmth()], weights=fk.Uniform())
     server = {"params": Tree.of({"w": torch.ones(3)})}
-    seen = Seen(1, {"heat": torch.tensor(0.5)}, {}, server, mine, [{"held": torch.tensor(7)}])
+    seen = Seen(1, {"heat": torch.tensor(0.5)}, {}, server, mine, [{"held": torch.tensor(7)}], None, 1)
     assert [OBSERVERS[name](seen) for name in ("alpha", "radius", "critical")] == [{"alpha": 0.25}, {}, {}]
 
 
@@ -329,7 +329,8 @@ def test_methods_without_such_numbers_give_none(small):
 
 
 def test_what_is_not_a_number_becomes_nothing():
-    assert observe_round([lambda seen: {"a": float("nan"), "b": 1.0}], Seen(1, {}, {}, {})) == {"a": None, "b": 1.0}
+    seen = Seen(1, {}, {}, {}, None, (), None, 1)
+    assert observe_round([lambda seen: {"a": float("nan"), "b": 1.0}], seen) == {"a": None, "b": 1.0}
 
 
 def test_unknown_names(small):

@@ -19,7 +19,7 @@ program computes. `fedkeel methods NAME` prints a method's card.
 """
 
 
-def write_pages(folder: Path, only: MethodCard | None = None) -> list[Path]:
+def write_pages(folder: Path, only: MethodCard | None) -> list[Path]:
     """One file for each method, and an index; or one method's file alone."""
     folder.mkdir(parents=True, exist_ok=True)
     made = cards() if only is None else [only]

@@ -11,7 +11,7 @@ from rich.text import Text
 from fedkeel.cli.console import count, in_json, measured, table
 from fedkeel.cli.training import Outcome
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.record import describe_stop
+from fedkeel.runs.record import MEANINGS, describe_stop
 from fedkeel.text import byte_size
 
 NUMBERS = ("best", "last", "mean_last")
@@ -48,7 +48,7 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
         console.print(f"  {outcome.target.label.ljust(width)}  {outcome.target.folder}{state}", soft_wrap=True)
 
 
-def write_numbers(outcome: Outcome, names: Sequence[str] = NUMBERS) -> list[str]:
+def write_numbers(outcome: Outcome, names: Sequence[str]) -> list[str]:
     if outcome.run is None:
         return ["failed", *["–"] * (len(names) + 3)]
     result = outcome.run.result
@@ -90,9 +90,8 @@ def list_notes(outcomes: Sequence[Outcome]) -> list[str]:
 def explain_measure(run: Run) -> list[str]:
     """What a run was judged on, and what it reports."""
     measure, policy, means = run.result["judged_on"], run.plan.evaluation, run.result["best_means"]
-    named = {"accuracy": "accuracy on the test set", "test_loss": "loss on the test set", "loss": "training loss"}
     if policy is None or measure == "loss":
-        return [f"best, last: {named.get(measure, measure)}; best is the {means}"]
+        return [f"best, last: {MEANINGS.get(measure, measure)}; best is the {means}"]
     told = f"best, last: {measure.removeprefix('client_')} of {policy.subject}; best is the {means}"
     also = ", the final tuning counted as one" if "tuned" in run.result else ""
     return [told, *([f"reported: {policy.report_in_words}{also}"] if "reported" in run.result else [])]

@@ -48,14 +48,14 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedRun:
     """One run that was asked for; `label` tells its method from the others."""
 
     label: str
     experiment: Experiment
 
 
-def read_request(request: Request) -> list[Asked]:
+def read_request(request: Request) -> list[RequestedRun]:
     """Every run that is asked for, checked before the first one starts: methods, each with all seeds."""
     data = read_base(request)
     for name in ("dataset", "problem", "model", "partition", "rounds"):
@@ -104,10 +104,10 @@ def read_request(request: Request) -> list[Asked]:
     return made
 
 
-def name_run(label: str, experiment: Experiment) -> Asked:
+def name_run(label: str, experiment: Experiment) -> RequestedRun:
     """A run by its method, and by its optimiser where one is asked for."""
     rule = experiment.optimizer
-    return Asked(f"{name_optimiser(rule)}+{label}" if isinstance(rule, Rule) else label, experiment)
+    return RequestedRun(f"{name_optimiser(rule)}+{label}" if isinstance(rule, Rule) else label, experiment)
 
 
 def list_typed_keys(request: Request, changes: Sequence[tuple[tuple[str, ...], Any]]) -> set[str]:

@@ -36,10 +36,6 @@ class Lazy:
 
     shape: tuple[int, ...]
 
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
     def __len__(self) -> int:
         return self.shape[0]
 

@@ -211,24 +211,17 @@ def make_engine(name: str, job: Job) -> Engine:
         raise RequestError(f"the processes engine runs on the CPU, not on {task.device}.", "use --engine serial")
     if name == "stacked":
         return StackedEngine(task, job.method, job.training)
-    if name == "ray-stacked":
-        return make_ray_engine(job, stacks=True)
-    if task.compute != task.dtype:
+    if task.compute != task.dtype and name not in STACKING:
         raise RequestError(f"the {name} engine does not compute in {task.compute}.", "use --engine stacked on a GPU")
     if name == "flower":
         return make_flower_engine(job)
-    if name == "ray":
-        return make_ray_engine(job)
+    if name in ("ray", "ray-stacked"):
+        from fedkeel.engines.ray_crew import RayEngine  # which needs Ray
+
+        return RayEngine(job, stacks=name in STACKING)
     if name == "serial":
         return SerialEngine(task, job.method, job.training)
     return ProcessesEngine(job)
-
-
-def make_ray_engine(job: Job, *, stacks: bool = False) -> Engine:
-    """Start workers on Ray, where Ray is installed."""
-    from fedkeel.engines.ray_crew import RayEngine
-
-    return RayEngine(job, stacks=stacks)
 
 
 def make_flower_engine(job: Job) -> Engine:

@@ -48,7 +48,7 @@ OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.max_pool2d: of.max_pool2d,
     torch.max_pool2d: of.max_pool2d,
     F.avg_pool2d: of.avg_pool2d,
-    F.adaptive_avg_pool2d: of.fold(F.adaptive_avg_pool2d, 4),
+    F.adaptive_avg_pool2d: of.fold(F.adaptive_avg_pool2d),
     torch.cat: of.cat,
     torch.unbind: unbind,
     Tensor.unbind: unbind,

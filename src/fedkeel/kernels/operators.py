@@ -225,11 +225,11 @@ def _mask(at: StackedPass, mask: Operand, axes: int, batch: int) -> Tensor:
 
 
 # ---- what needs no weights -----------------------------------------------------------------------------------------
-def fold(f: Callable[..., Tensor], axes: int) -> Operator:
-    """Make an operator of a function that treats samples one by one: clients' samples form one batch."""
+def fold(f: Callable[..., Tensor]) -> Operator:
+    """Make an operator of a function that treats images one by one: clients' images form one batch."""
 
     def folded(at: StackedPass, x: Operand, *args: Any, **options: Any) -> Tensor | None:
-        if x.axes != axes or not x.stacked or any(isinstance(part, Operand) for part in (*args, *options.values())):
+        if x.axes != 4 or not x.stacked or any(isinstance(part, Operand) for part in (*args, *options.values())):
             return None
         y = f(x.value.flatten(0, 1), *args, **options)
         return y.unflatten(0, x.value.shape[:2]) if isinstance(y, Tensor) else None
@@ -249,7 +249,7 @@ def max_pool2d(
         images = x.value.movedim(2, -1).contiguous()
         y: Tensor = MaxPool.apply(images, *(size[0] for size in sizes))
         return y.movedim(-1, 2)
-    return fold(torch.max_pool2d, 4)(at, x, kernel_size, stride or kernel_size, padding, dilation, ceil_mode)
+    return fold(torch.max_pool2d)(at, x, kernel_size, stride or kernel_size, padding, dilation, ceil_mode)
 
 
 def avg_pool2d(
@@ -263,7 +263,7 @@ def avg_pool2d(
         y: Tensor = AveragePool.apply(x.value.movedim(2, -1).contiguous(), size)
         return y.movedim(-1, 2)
     options = (ceil_mode, count_include_pad, divisor_override)
-    return fold(F.avg_pool2d, 4)(at, x, kernel_size, stride or kernel_size, padding, *options)
+    return fold(F.avg_pool2d)(at, x, kernel_size, stride or kernel_size, padding, *options)
 
 
 def cat(at: StackedPass, tensors: Sequence[Operand], dim: int = 0) -> Tensor | None:

@@ -37,11 +37,11 @@ def draws_when_trained(task: Task) -> bool:
             train_but_norms(model)
         gpus = list_gpus(task.device)
         with torch.random.fork_rng(devices=gpus):
-            before = read_generators(gpus)
+            before = read_torch_generators(gpus)
             places = np.array([0, task.clients.sizes[client] - 1])  # two: a permutation of one draws nothing
             tensors = task.prepare(task.clients.rows(client, places))
             task.losses(model, tensors, task.predict(model, tensors))
-            return any(not torch.equal(a, b) for a, b in zip(before, read_generators(gpus), strict=True))
+            return any(not torch.equal(a, b) for a, b in zip(before, read_torch_generators(gpus), strict=True))
     except Exception:  # try_out says what is wrong with such a network
         return False
 
@@ -77,7 +77,7 @@ def draws_for_gradient(task: Task) -> bool:
         return False
 
 
-def read_generators(gpus: Iterable[torch.device]) -> list[Tensor]:
+def read_torch_generators(gpus: Iterable[torch.device]) -> list[Tensor]:
     """The states of PyTorch's generators: that of the CPU too, from which torch.randperm draws on any device."""
     return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, gpus)]
 

@@ -74,7 +74,7 @@ def styled(style: str) -> Iterator[None]:
         yield
 
 
-def new_figure(width: float = 4.6, height: float = 3.1, *, fitted: bool = False) -> Figure:
+def new_figure(width: float, height: float, *, fitted: bool = False) -> Figure:
     """An empty figure with fixed margins; `fitted`: with margins that are measured, which takes time."""
     from matplotlib.figure import Figure
 

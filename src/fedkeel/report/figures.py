@@ -87,7 +87,7 @@ def file_charts(made: Content) -> Iterator[Chart]:
     yield from sweep_charts(trials_of_runs(made))
 
 
-def write_charts(drawn: Iterable[Chart], folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
+def write_charts(drawn: Iterable[Chart], folder: Path, kinds: Sequence[str]) -> list[Path]:
     """Charts as image files in every format asked for; the files written, in order."""
     check_kinds(kinds)
     written = []

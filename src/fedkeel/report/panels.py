@@ -49,21 +49,21 @@ def panels(
 
 
 def cosines(axes: Any, one: Shown, found: Sequence[Shown]) -> Any:
-    return square(axes, one.data["cosines"], one.data["clients"], "PuOr_r", -1.0, 1.0)
+    return square(axes, one.data["cosines"], one.data["clients"], "PuOr_r", -1.0)
 
 
 def cka(axes: Any, one: Shown, found: Sequence[Shown]) -> Any:
     tables = [[*other.data["layers"].values()][-1] for other in found]
-    return square(axes, [*one.data["layers"].values()][-1], one.data["clients"], "cividis", float(np.min(tables)), 1.0)
+    return square(axes, [*one.data["layers"].values()][-1], one.data["clients"], "cividis", float(np.min(tables)))
 
 
-def square(axes: Any, table: Any, clients: Sequence[int], colours: str, low: float, high: float) -> Any:
+def square(axes: Any, table: Any, clients: Sequence[int], colours: str, low: float) -> Any:
     every = -(-len(clients) // 8)
     places = range(0, len(clients), every)
     axes.set_xticks(places, [clients[i] for i in places])
     axes.set_yticks(places, [clients[i] for i in places])
     axes.set_xlabel("client", fontsize=7)
-    return axes.imshow(numbers(table), cmap=colours, vmin=low, vmax=high)
+    return axes.imshow(numbers(table), cmap=colours, vmin=low, vmax=1.0)
 
 
 def from_above(axes: Any, one: Shown, found: Sequence[Shown]) -> Any:

@@ -66,7 +66,7 @@ def draw_parameter(axes: Any, lines: Sequence[Shown], key: str, ylabel: str) -> 
             [point.x for point in told], [point.reported for point in told], "o", color=line.colour, markersize=5.5,
             markerfacecolor=PAPER, zorder=1.5,
         )  # fmt: skip
-    if values and values[0] > 0 and values[-1] / values[0] >= WIDE:
+    if values[0] > 0 and values[-1] / values[0] >= WIDE:
         axes.set_xscale("log")
     place_ticks(axes, values)
     return finish(axes, xlabel=name_parameter(key), ylabel=ylabel)
@@ -76,8 +76,6 @@ def place_ticks(axes: Any, values: Sequence[float]) -> None:
     """At the values, but for those whose names would overlap."""
     import numpy as np
 
-    if not values:
-        return
     spots = np.log(values) if axes.get_xscale() == "log" else np.asarray(values)
     span, kept = (spots[-1] - spots[0]) or 1.0, [0]
     for i in range(1, len(values)):

@@ -96,7 +96,7 @@ def cosines_by_cluster(axes: Any, one: Shown, found: Sequence[Shown]) -> Any:
     for edge in np.flatnonzero(np.diff(clusters[order])) + 0.5:
         axes.axhline(edge, color="#000000", linewidth=0.8)
         axes.axvline(edge, color="#000000", linewidth=0.8)
-    return square(axes, table, clients, "PuOr_r", -1.0, 1.0)
+    return square(axes, table, clients, "PuOr_r", -1.0)
 
 
 def cluster_points(axes: Any, one: Shown, found: Sequence[Shown]) -> None:

@@ -52,7 +52,7 @@ def write_ledger_figures(ledger: Path, folder: Path, kinds: Sequence[str], style
         return written + write_charts(sweep_charts(trials_of_ledger(keep_newest(entries)), MEASURED), folder, kinds)
 
 
-def write_reproduction(ledger: Path, file: Path, title: str | None = None) -> int:
+def write_reproduction(ledger: Path, file: Path, title: str | None) -> int:
     """Write the page; how many runs it is about."""
     entries = read_lines(ledger, needed=True)
     write_page(file, page(entries, title or "Reported against measured"))

@@ -89,7 +89,7 @@ def identify(trial: Trial, key: str, of_method: bool = True) -> str:
     return json.dumps(kept, sort_keys=True, default=str) + trial.method * of_method
 
 
-def describe_frame(trial: Trial, key: str, frames: Sequence[Trial] = ()) -> str:
+def describe_frame(trial: Trial, key: str, frames: Sequence[Trial]) -> str:
     """Data set, model, the partition's own numbers and what tells it from other frames, but for the one on the axis."""
     settings = trial.settings
     split = {name: settings[name] for name in ("partition.alpha", "partition.clients") if name in settings}

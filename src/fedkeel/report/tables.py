@@ -14,13 +14,13 @@ from fedkeel.report.series import RESULTS, Row, Spread
 from fedkeel.report.source import Group
 from fedkeel.runs.environment import NOT_AVERAGED, keep_one_place
 from fedkeel.runs.own_code import describe_edits, sources_of
+from fedkeel.runs.record import MEANINGS
 from fedkeel.studies.compare import write_rounds
 from fedkeel.studies.cost_to_target import Spending
 from fedkeel.studies.publish import write_count
 from fedkeel.studies.run_groups import name_gaps
 from fedkeel.text import byte_size, duration
 
-NAMES = {"accuracy": "accuracy on the test set", "test_loss": "loss on the test set", "loss": "training loss"}
 COMPARED = 8  # at most so many methods get a sentence on each difference
 ROUNDS, BYTES, SECONDS = attrgetter("rounds"), attrgetter("bytes"), attrgetter("seconds")
 
@@ -43,7 +43,8 @@ def summary(setting: Setting) -> str:
     made = [cells(row, measure, setting.target is not None, leading, results) for row in setting.rows]
     body = {group_id(setting.index, i): found for i, found in enumerate(made)}
     policy = setting.groups[0].runs[0].policy
-    name = NAMES.get(measure, measure) if policy is None else f"{measure.removeprefix('client_')} of {policy.subject}"
+    whose = "" if policy is None else f"{measure.removeprefix('client_')} of {policy.subject}"
+    name = whose or MEANINGS.get(measure, measure)
     note = f"{name[:1].upper()}{name[1:]}; best is the best round on test, as in the papers."
     others = [group.label for group in setting.groups if group.runs[0].policy != policy]
     if others:

@@ -155,7 +155,7 @@ class EarlyStop(Callback):
         if not at.is_evaluated:
             return None
         best, memory = at.memory.get("best"), at.memory
-        if value is not None and (best is None or is_better(measure, value, best, self.least, self.mode)):
+        if value is not None and (best is None or is_better(measure, value, best, self.least, mode=self.mode)):
             note_direction("EarlyStop", measure, self.mode)
             memory |= {"best": value, "round": at.record.round}
         waited = at.record.round - memory.setdefault("round", at.record.round)
@@ -166,7 +166,7 @@ class EarlyStop(Callback):
         return f"{measure} was best in round {memory['round']}, and not better in the {waited} rounds after it"
 
 
-def is_better(measure: str, value: float, before: float, least: float = 0.0, mode: Mode = "auto") -> bool:
+def is_better(measure: str, value: float, before: float, least: float = 0.0, *, mode: Mode) -> bool:
     falls = lower_is_better(measure) if mode == "auto" else mode == "min"
     return before - value > least if falls else value - before > least
 

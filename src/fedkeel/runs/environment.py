@@ -40,9 +40,9 @@ def environment(
     dtype: torch.dtype,
     engine: str,
     command: Sequence[str] | None,
-    engines: Sequence[Mapping[str, Any]] = (),
-    parts: Iterable[object] = (),
-    track: Iterable[object] = (),
+    engines: Sequence[Mapping[str, Any]],
+    parts: Iterable[object],
+    track: Iterable[object],
 ) -> dict[str, Any]:
     """Describe where a run takes place: `engines` says which engine trained after which round and, where it was
     measured, why; `track` what else is measured, as far as it has a name."""

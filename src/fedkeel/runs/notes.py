@@ -11,6 +11,7 @@ from fedkeel.problems.divided import are_classes_in_fractions
 from fedkeel.problems.metrics import NamedMetric
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import Task
+from fedkeel.problems.try_objectives import describe_other_loss
 from fedkeel.rules import OwnHeavyBall
 from fedkeel.rules.layers import matcher
 from fedkeel.rules.sharing import private
@@ -24,6 +25,17 @@ def describe_task(task: Task) -> str:
     proxy = task.problem.proxy
     server = 0 if proxy is None else len(to_tensors(proxy, "the proxy")[0])
     return describe_clients(task.problem.data, task.tests, task.validation, server)
+
+
+def list_surprises(experiment: Experiment, method: Method, task: Task) -> list[str]:
+    """All that may surprise in what is trained; `method` is the plan's, fitted to its task."""
+    plan = experiment.plan
+    told = (
+        describe_whole_fractions(experiment), describe_kept_buffers(plan, task), describe_unjudged(plan),
+        describe_other_share(plan), describe_label_beyond(task), describe_unsent(method, task),
+        describe_other_loss(method, task),
+    )  # fmt: skip
+    return [line for line in told if line]
 
 
 def describe_kept_buffers(plan: Plan, task: Task) -> str | None:

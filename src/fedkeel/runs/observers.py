@@ -42,10 +42,10 @@ class Seen(NamedTuple):
     message: State
     reports: State
     server: State
-    method: Method | None = None
-    states: Sequence[State] = ()
-    probe: Probe | None = None
-    rounds: int = 0
+    method: Method
+    states: Sequence[State]
+    probe: Probe
+    rounds: int
 
 
 Observer = Callable[[Seen], Mapping[str, float]]
@@ -83,7 +83,7 @@ def observe_probe(kind: str, seen: Seen) -> dict[str, float]:
     the mean; on at most 1 000 samples of a client. Nothing for a single client, and where a method does not perturb.
     """
     probe = seen.probe
-    if probe is None or len(probe.clients) < 2:
+    if len(probe.clients) < 2:
         return {}
     tree = probe.gradients if kind == "gradient" else probe.perturbations
     if tree is None:
@@ -103,7 +103,7 @@ def observe_divergence(seen: Seen) -> dict[str, float]:
     SpecGradFilter leaves alone. Nothing for a single client.
     """
     probe = seen.probe
-    if probe is None or len(probe.clients) < 2:
+    if len(probe.clients) < 2:
         return {}
     found = compare_divergence(probe.gradients, find_filter(probe.method.rules))
     layers = [name for name, shape in probe.gradients.layout.shapes.items() if len(shape) > 1]
@@ -116,8 +116,6 @@ def observe_curve(name: str, seen: Seen) -> dict[str, float]:
     A number that the server sent, as it is; one that each client has, as its mean, least and most over the clients of
     the round; one for each layer, as the mean over the clients.
     """
-    if seen.method is None:
-        return {}
     found: dict[str, Tensor] = {}
     params: Tree = seen.server["params"]
     slots = init_client(seen.method, params).keys()

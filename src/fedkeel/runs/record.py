@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 JUDGED = ("accuracy", "client_loss", "test_loss", "loss")
 """Measures that a run may be judged on; the first of them that it has."""
+MEANINGS = {"accuracy": "accuracy on the test set", "test_loss": "loss on the test set", "loss": "training loss"}
+"""Of the measures of the server's model."""
 LAST = 50  # how many evaluated rounds "mean of the last" covers
 COLUMNS = ("accuracy", "loss", "drift", "backward_passes", "bytes_down", "bytes_up", "seconds")
 
@@ -145,7 +147,7 @@ def summarise(records: Sequence[RoundRecord], every: int, measure: str | None) -
 
 
 def result(
-    records: Sequence[RoundRecord], deployed: State, every: int, fingerprint: str, plain: State | None = None
+    records: Sequence[RoundRecord], deployed: State, every: int, fingerprint: str, plain: State | None
 ) -> dict[str, Any]:
     """Compute the result of a run: nothing that depends on the clock.
 

@@ -26,7 +26,6 @@ from fedkeel.problems.personal_data import check_own_tests
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.sound_data import check_data, check_pairs
 from fedkeel.problems.task import Task
-from fedkeel.problems.try_objectives import describe_other_loss
 from fedkeel.problems.try_out import try_out
 from fedkeel.randomness import in_turn
 from fedkeel.ranges import NonNegative
@@ -46,16 +45,7 @@ from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import CLIENTS, ENVIRONMENT, read_environment, rounds_in
 from fedkeel.runs.following import Given, find_callbacks, list_callbacks, warn_of_unmade
 from fedkeel.runs.loop import Loop, Progress, RunInProgress
-from fedkeel.runs.notes import (
-    describe_kept_buffers,
-    describe_label_beyond,
-    describe_other_share,
-    describe_task,
-    describe_unjudged,
-    describe_unsaid_model,
-    describe_unsent,
-    describe_whole_fractions,
-)
+from fedkeel.runs.notes import describe_task, describe_unsaid_model, list_surprises
 from fedkeel.runs.observers import Observer, as_list, find_observers
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.progress_line import ProgressLine, follow
@@ -228,9 +218,7 @@ def prepare(
     check_data(task)
     log.info("%s", describe_task(task))
     method = method_of(plan, task)
-    notes = describe_kept_buffers(plan, task), describe_unjudged(plan), describe_other_share(plan)
-    of_task = describe_label_beyond(task), describe_unsent(method, task), describe_other_loss(method, task)
-    for told in filter(None, (describe_whole_fractions(experiment), *notes, *of_task)):
+    for told in list_surprises(experiment, method, task):
         log.warning("%s", told)
     followers = find_observers(on.track), on.callbacks
     loop = Loop(experiment, task, method, folder, on.keep_params, on.checkpoint_seconds, *followers)

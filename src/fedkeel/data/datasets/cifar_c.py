@@ -22,7 +22,7 @@ from fedkeel.data.storage.archives import BLOCK, Room, basename, check_file, ope
 from fedkeel.data.storage.folder import Draft, damaged, open_array, open_folder
 from fedkeel.data.storage.source import Source
 from fedkeel.data.storage.web import fetch_from_url
-from fedkeel.errors import DataError, require_known
+from fedkeel.errors import DataError
 
 CORRUPTIONS = (
     "gaussian_noise",
@@ -62,23 +62,20 @@ def published_bytes(card: DatasetCard) -> int:
     return len(file_names()) * SEVERITIES * per_severity(card) * int(np.prod(card.array_shape))
 
 
-def open_images(card: DatasetCard, folder: Path, corruption: str, severity: int) -> NDArray[np.uint8]:
+def open_images(card: DatasetCard, folder: Path, corruption: str) -> NDArray[np.uint8]:
     """Map the test images under one corruption from the published array."""
-    require_known(corruption, (*CORRUPTIONS, *EXTRA), "unknown corruption", "corruptions", DataError)
-    if severity not in range(1, SEVERITIES + 1):
-        raise DataError(f"severity must be 1 … {SEVERITIES}: {severity}", hint=f"papers use {SEVERITY}")
     count = per_severity(card)
     whole = open_array(folder / f"{corruption}.npy", np.uint8, SEVERITIES * count, card.array_shape)
-    return whole[count * (severity - 1) : count * severity]
+    return whole[count * (SEVERITY - 1) : count * SEVERITY]
 
 
-def read_labels(card: DatasetCard, folder: Path, severity: int) -> NDArray[np.int64]:
+def read_labels(card: DatasetCard, folder: Path) -> NDArray[np.int64]:
     """Read the labels, which are published as bytes and repeated for each severity."""
     count = per_severity(card)
     whole = np.array(open_array(folder / "labels.npy", np.uint8, SEVERITIES * count, ()), np.int64)
     if whole.max() >= card.classes:
         raise damaged(folder / "labels.npy", f"holds labels up to {whole.max()}, outside 0 … {card.classes - 1}")
-    return whole[count * (severity - 1) : count * severity]
+    return whole[count * (SEVERITY - 1) : count * SEVERITY]
 
 
 def make_opener(clean: Source) -> Any:
@@ -86,8 +83,8 @@ def make_opener(clean: Source) -> Any:
 
     def open_corrupted(card: DatasetCard, folder: Path, root: Path) -> Dataset:
         training = open_folder(clean.card, root / clean.card.folder, root)
-        images = Joined([open_images(card, folder, name, SEVERITY) for name in CORRUPTIONS])
-        labels = np.tile(read_labels(card, folder, SEVERITY), len(CORRUPTIONS))
+        images = Joined([open_images(card, folder, name) for name in CORRUPTIONS])
+        labels = np.tile(read_labels(card, folder), len(CORRUPTIONS))
         groups = np.arange(len(CORRUPTIONS)).repeat(per_severity(card))
         return Dataset(
             card, training.train_images, training.train_labels, images, labels, test_groups=groups, root=root

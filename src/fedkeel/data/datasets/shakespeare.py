@@ -43,11 +43,10 @@ CODES[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
 
 @dataclass(frozen=True, eq=False)
 class Windows(Lazy):
-    """Runs of `length` letters of a text, cut out when rows are asked for: [n, length]."""
+    """Runs of LENGTH letters of a text, cut out when rows are asked for: [n, LENGTH]."""
 
     text: NDArray[np.uint8]
     starts: NDArray[np.int64]
-    length: int = LENGTH
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -55,10 +54,10 @@ class Windows(Lazy):
 
     @property
     def shape(self) -> tuple[int, int]:  # type: ignore[override]
-        return len(self.starts), self.length
+        return len(self.starts), LENGTH
 
     def __getitem__(self, rows: Any) -> NDArray[np.uint8]:
-        return self.text[self.starts[rows][..., None] + np.arange(self.length)]
+        return self.text[self.starts[rows][..., None] + np.arange(LENGTH)]
 
 
 def plain_text(lines: str) -> str:
