@@ -85,9 +85,11 @@ def test_no_corruption_is_the_base_alone():
 def test_samples_that_no_client_holds_stay_as_they_are():
     kinds = np.full(len(IMAGES), -1)
     kinds[:10] = KINDS.index("contrast")
-    result = corrupt_each(IMAGES, kinds, 3, 0)
+    seen = []
+    result = corrupt_each(IMAGES, kinds, 3, 0, progress=lambda *call: seen.append(call))
     np.testing.assert_array_equal(result[10:], IMAGES[10:])
     assert (result[:10] != IMAGES[:10]).any()
+    assert seen[-1] == ("corrupting: contrast", 600, 600)
 
 
 @for_each("wrong", [{"fewest": 3, "most": 2}, {"fewest": -1}, {"most": 13}, {"fewest": "x"}])

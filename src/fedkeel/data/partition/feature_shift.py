@@ -12,6 +12,7 @@ from fedkeel import randomness
 from fedkeel.data.corruptions.registry import CORRUPTIONS, SEVERITIES, TWELVE, corrupt_array
 from fedkeel.data.dataset import Samples
 from fedkeel.data.partition.partition import Based, Integers, Partition, divide
+from fedkeel.data.storage.folder import Progress
 from fedkeel.errors import DataError, ExperimentError
 from fedkeel.ranges import Range
 
@@ -86,12 +87,16 @@ class FeatureShift(Based):
                 kinds[rows[order]] = hand[np.arange(len(rows)) % len(hand)]
         return kinds
 
-    def corrupt(self, images: Samples, partition: Partition, key: int) -> NDArray[np.uint8]:
+    def corrupt(
+        self, images: Samples, partition: Partition, key: int, progress: Progress | None = None
+    ) -> NDArray[np.uint8]:
         """Copy all images into memory, each under its corruption. Takes the same key as `divide`."""
-        return corrupt_each(images, self.assign_corruptions(partition, key), self.severity, key)
+        return corrupt_each(images, self.assign_corruptions(partition, key), self.severity, key, progress)
 
 
-def corrupt_each(images: Samples, kinds: Integers, severity: int, key: int) -> NDArray[np.uint8]:
+def corrupt_each(
+    images: Samples, kinds: Integers, severity: int, key: int, progress: Progress | None = None
+) -> NDArray[np.uint8]:
     """Put image i under corruption ``kinds[i]`` (-1: none), by a key of its own."""
     if images.dtype != np.uint8 or len(images.shape) < 3:
         raise DataError(
@@ -100,9 +105,13 @@ def corrupt_each(images: Samples, kinds: Integers, severity: int, key: int) -> N
         )
     result = np.array(images[:])
     keys = randomness.bits(randomness.key(key, "corruption"), len(result))
+    done = int((kinds < 0).sum())
     for kind, name in enumerate(KINDS):
         rows = np.flatnonzero(kinds == kind)
         for start in range(0, len(rows), BATCH):
             batch = rows[start : start + BATCH]
             result[batch] = corrupt_array(result[batch], name, severity, keys[batch])
+            done += len(batch)
+            if progress is not None:
+                progress(f"corrupting: {name}", done, len(result))
     return result
