@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 import fedkeel as fk
-from fedkeel.data.csv_files import NAMES, ONCE, SEMICOLONS
+from fedkeel.data.csv_files import FIRST, NAMES, ONCE, SEMICOLONS
 from fedkeel.problems.personal_data import with_own_tests
 from problems import small_problem
 
@@ -179,6 +179,26 @@ def test_words_are_the_same_classes_for_all(small):
     assert given.clients[0][1].unique().tolist() == [2]
     assert torch.equal(given.clients[1][1], places(tables[0].label))
     assert torch.equal(given.test[1], places(tables[1].label))
+
+
+def test_a_word_of_the_test_set_alone_is_named_and_moves_no_class(small, caplog):
+    words = np.array(["well", "ill", "cured"])
+    clients = [frame((x, y)).assign(label=words[y.numpy()]) for x, y in small.clients]
+    test = frame(small.test).assign(label="Ill")
+    plain, given = (replace(small, clients=clients, test=one, tests=[clients[0]] * 3) for one in (clients[0], test))
+    assert all(torch.equal(a[1], b[1]) for a, b in zip(plain.clients, given.clients, strict=True))
+    assert given.test[1].unique().tolist() == [3]
+    told = [record.message for record in caplog.records]
+    assert told == ["no client trains on labels that the test data hold: Ill; are labels written alike?"]
+
+
+@pytest.mark.parametrize("part", ["clients", "test", "tests", "proxy"])
+def test_words_beside_numbers_that_are_no_table_are_refused(small, part):
+    """The first word of the alphabet is not the class 0 of somebody's tensors."""
+    words = frame(small.clients[0]).assign(label="ill")
+    given = {"clients": [words, *small.clients[1:]], "test": words, "tests": [words] * 3, "proxy": words}
+    with pytest.raises(fk.DataError, match="labels of a table are words, and other data of the problem are no tables"):
+        replace(small, **{part: given[part]})
 
 
 def test_numbers_beside_words_are_words(small):
@@ -374,11 +394,13 @@ def refused():
         (b"label,a,b\n0,1,20,300\n", NAMES),
         (b"label,a,b\n\n0,1,20,300\n1,0,20,300\n2,1,20,300\n", NAMES),  # as numbers of rows
         (b"label,a,b\n0,1,20,\n", NAMES),
+        (b"5.1,3.5,0\n4.9,3.0,1\n", FIRST),
+        (b"\n 5,,nan\n5,1,2,3\n", FIRST),
     ],
 )
 def test_a_table_as_a_spreadsheet_writes_it_is_refused_with_the_way_out(small, tmp_path, text, hint):
     (tmp_path / "table.csv").write_bytes(text)
-    for label in ("label", None):
+    for label in ("label", None, "0"):
         with pytest.raises(fk.DataError) as error:
             replace(small, clients=[tmp_path / "table.csv"], test=None, label=label)
         assert error.value.hint == hint

@@ -43,6 +43,7 @@ def test_columns_are_found_by_name_in_any_order(tmp_path):
         ("x,x,label\n1,2,0\n", "names a column twice"),
         ("x,y, x,label\n1,2,3,0\n", "names a column twice"),
         ("", "not a CSV file: its first line is empty"),
+        ("5.1,3.5,0\n4.9,3,1\n", "the first line of .* holds numbers, and no names of columns"),
     ],
 )
 def test_a_table_that_cannot_be_is_refused_in_one_line(tmp_path, text, told):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,8 @@ from fedkeel.data.csv_files import SEMICOLONS, has_semicolons, read_csv
 from fedkeel.errors import DataError, nearest
 from fedkeel.text import in_one_line
 
+log = logging.getLogger("fedkeel")
+
 Label = str | Sequence[str]
 SUFFIXES = (".csv", ".parquet")
 OTHERS = (".tsv", ".xls", ".xlsx", ".ods", ".feather", ".arrow", ".orc", ".pq", ".gz", ".bz2", ".xz", ".zst")
@@ -25,6 +28,7 @@ OTHERS = (".tsv", ".xls", ".xlsx", ".ods", ".feather", ".arrow", ".orc", ".pq", 
 TEST = "test"
 """A file of this name in a folder of clients, in small or capital letters, is the test set."""
 WHOLE = re.compile(r"([+-]?\d+)\.0+")
+SHOWN = 5  # labels in a warning
 INDEX = "Unnamed: 0"
 """What pandas calls a first column without a name."""
 
@@ -248,13 +252,31 @@ class Targets:
     fractions: bool = False
 
 
-def find_targets(tables: Sequence[Table], label: Label | None) -> Targets:
-    """Decide for all tables together: where one has words, numbers are words, too; fractions in one are so in all."""
-    single = [(table, names[0]) for table in tables if len(names := table.labels(label)) == 1 and len(table.frame)]
-    columns = [table.label(name) for table, name in single]
-    if not all(map(is_numeric, columns)):
-        return Targets(words=sorted({word for table, name in single for word in table.words(name)}))
-    return Targets(fractions=any(map(is_fraction, columns)))
+def find_targets(tables: Sequence[Table], label: Label | None, clients: int) -> Targets:
+    """Decide for all tables together: where one has words, numbers are words, too; fractions in one are so in all.
+
+    The first tables are those of clients. Their words come first, so that others do not change their classes.
+    """
+    single = [
+        (table, names[0], place < clients)
+        for place, table in enumerate(tables)
+        if len(names := table.labels(label)) == 1 and len(table.frame)
+    ]
+    columns = [table.label(name) for table, name, _ in single]
+    if all(map(is_numeric, columns)):
+        return Targets(fractions=any(map(is_fraction, columns)))
+    words = [({*table.words(name)}, of_client) for table, name, of_client in single]
+    known = {word for some, of_client in words if of_client for word in some}
+    new = sorted({word for some, _ in words for word in some} - known)
+    warn_of_untrained(new)
+    return Targets(words=[*sorted(known), *new])
+
+
+def warn_of_untrained(labels: Sequence[Any]) -> None:
+    """Name the labels that test data hold and no client, if there are any."""
+    if labels:
+        shown = ", ".join(map(str, labels[:SHOWN])) + (" …" if len(labels) > SHOWN else "")
+        log.warning("no client trains on labels that the test data hold: %s; are labels written alike?", shown)
 
 
 def spell(label: Any) -> str:

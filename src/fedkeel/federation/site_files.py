@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkeel.data.csv_files import refuse_numbers
 from fedkeel.data.storage.pictures import decode_image
 from fedkeel.data.tables import SUFFIXES, is_hidden, lies_hidden, refuse_others
 from fedkeel.errors import DataError, nearest
@@ -177,6 +178,7 @@ def read_csv(file: Path) -> Mapping[str, Sequence[Any]]:
         raise DataError(f"{file} is not a CSV file: {error}", "its first line has the names, in UTF-8") from None
     if not names:
         raise DataError(f"{file} is not a CSV file: its first line is empty.", "it has the names, in UTF-8")
+    refuse_numbers(file, names)
     names = [name.strip() for name in names]
     if len({*names}) < len(names):
         raise DataError(f"{file} names a column twice.", "give each column its own name")
