@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -150,11 +150,22 @@ def explain_server_divergence(server: State, round: int) -> DivergedError:
 
 def find_ignored(problem: Problem) -> tuple[Problem, int | None]:
     """The label that the loss ignores, where training data in memory have it, and the problem whose loss of a batch is
-    the mean over the other samples; a function's label is -100, as in PyTorch."""
-    label, loss = getattr(problem.loss, "ignore_index", -100), problem.loss
-    if problem.model is None or not isinstance(label, int) or not has_label(problem.data, label):
+    the mean over the other samples."""
+    loss = problem.loss
+    if problem.model is None or not has_ignored(loss, [problem.data]):
         return problem, None
-    return replace(problem, loss=getattr(loss, "batch_mean", loss)), label
+    return replace(problem, loss=getattr(loss, "batch_mean", loss)), ignored_by(loss)
+
+
+def ignored_by(loss: Any) -> int:
+    """The label that a loss of classes ignores; a function's is -100, as in PyTorch."""
+    label = getattr(loss, "ignore_index", -100)
+    return label if isinstance(label, int) else -100
+
+
+def has_ignored(loss: Any, parts: Iterable[ClientData | None]) -> bool:
+    """Whether a target of data in memory is the label that the loss ignores."""
+    return any(has_label(data, ignored_by(loss)) for data in parts if data is not None)
 
 
 def leave_out(loss: Callable[..., Any], label: int, output: Any, target: Tensor) -> Any:

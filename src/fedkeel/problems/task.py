@@ -26,7 +26,7 @@ from fedkeel.problems.predictions import COUNTED, measure_hits, weigh_means
 from fedkeel.problems.problem import Problem, digest_tensors
 from fedkeel.problems.random_draws import augments_by_keys, draws_for_gradient, draws_when_trained
 from fedkeel.problems.separability import find_whole_metrics, loss_is_a_mean, loss_is_one_number
-from fedkeel.problems.sound_data import check_pairs, find_ignored, leave_out
+from fedkeel.problems.sound_data import check_pairs, find_ignored, has_ignored, leave_out
 
 CLIENT = "client "
 """The split of one client's own test set is called `client 17`."""
@@ -245,9 +245,10 @@ class Task:
 
     @cached_property
     def whole_loss(self) -> bool:
-        """Whether the loss gives one number that is no mean over samples, and so must see all samples."""
+        """Whether the loss gives one number that is no mean over the samples to score, and so must see all of them."""
+        scored = (self.test, self.tests, self.validation)
         try:
-            return not self.separable and loss_is_one_number(self)
+            return (not self.separable or has_ignored(self.problem.loss, scored)) and loss_is_one_number(self)
         except UnequalSamplesError:
             return False
 
