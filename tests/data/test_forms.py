@@ -1,6 +1,7 @@
 """Data as they come: every form trains as the tensors that it holds, and what is no form is refused in one line."""
 
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -275,6 +276,42 @@ def test_targets_that_are_fractions_in_one_table_are_fractions_in_all(small):
 
 def places(words):
     return torch.tensor([["cured", "ill", "well"].index(word) for word in words])
+
+
+@pytest.mark.parametrize("cells", [[0.5, 2.0], [0.5, 2], [Decimal("0.5"), Decimal(2)], [Decimal("0.5"), 2]])
+def test_fractions_that_are_objects_are_no_words(small, cells):
+    """As prices of a data base are."""
+    table = pandas.DataFrame({"x": [1.0, 2.0], "label": objects(cells)})
+    assert replace(small, clients=[table], test=None).clients[0][1].tolist() == [[0.5], [2.0]]
+    with_none = table.assign(label=objects([cells[0], None]))
+    with pytest.raises(fk.DataError, match="column label of client 0 is empty in 1 of 2 rows"):
+        replace(small, clients=[with_none], test=None)
+
+
+def objects(cells):
+    return pandas.Series(cells, dtype=object)
+
+
+@pytest.mark.parametrize("label", [{"a", "b"}, ["a", "a"]])
+def test_several_labels_have_an_order_and_differ(small, label):
+    table = pandas.DataFrame({"x": [1.0], "a": [0.0], "b": [1.0]})
+    with pytest.raises(fk.DataError, match="label= names columns in no order, or one of them twice"):
+        replace(small, clients=[table], test=None, label=label)
+
+
+def test_a_client_is_there_once_in_a_folder(small, tmp_path, caplog):
+    """The same table in two forms would be two clients with the same samples."""
+    (tmp_path / "a.csv").write_text("x,label\n1,0\n2,1\n")
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "b.csv").write_text("x,label\n3,0\n")
+    assert replace(small, clients=tmp_path, test=None).test[0].tolist() == [[3.0]]
+    given = replace(small, clients=tmp_path, test=(torch.ones(1, 1), torch.ones(1).long()))
+    assert (given.test[0].tolist(), len(given.clients)) == ([[1.0]], 1)
+    assert "test is not read: test= gives another test set" in caplog.text
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "c.csv").write_text("x,label\n1,0\n2,1\n")
+    with pytest.raises(fk.DataError, match=r"holds more than one table of client a: a, a\.csv"):
+        replace(small, clients=tmp_path, test=None)
 
 
 def test_fractions_and_several_labels_are_columns(small):

@@ -146,6 +146,13 @@ def test_files_that_other_programs_hide_are_not_read(tmp_path):
     assert read_site_files(folder, ["x"], "label", form)[0].tolist() == [[1.0]]
 
 
+def test_a_problem_with_several_targets_takes_no_files(tmp_path):
+    """The labels of three samples are not the three targets of one."""
+    folder = write(tmp_path / "a", "x,label\n1,0\n2,1\n3,0\n")
+    with pytest.raises(DataError, match="files give one label for each sample, and a sample of this problem has 3"):
+        read_site_files(folder, [], "label", (torch.zeros(1, 1), torch.zeros(1, 3)))
+
+
 def test_parquet_tables_are_read_as_csv_tables_are(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -27,6 +28,8 @@ from fedkeel.data.clients import TARGETS, find_target, refuse_masked
 from fedkeel.data.tables import Label, Table, find_targets, is_frame, open_folder, open_table
 from fedkeel.errors import DataError
 from fedkeel.text import in_one_line
+
+log = logging.getLogger("fedkeel")
 
 EXPECTED = (
     "tensors or arrays (x, y), a dict of them, a list of samples (x, y), a map-style Dataset, "
@@ -61,6 +64,8 @@ def read_forms(clients: Any, test: Any, tests: Any, proxy: Any, label: Label | N
     """Read all data of a problem; labels in tables are the same in all of them: words, fractions or whole numbers."""
     if isinstance(clients, str | Path):
         clients, inside = open_folder(Path(clients).expanduser())
+        if test is not None and inside is not None:
+            log.warning("%s is not read: test= gives another test set", inside.whose)
         test = inside if test is None else test
     opened = Forms(open_each(clients, "client"), open_one(test), open_each(tests, "test set"), open_one(proxy))
     of_clients = list_parts(opened.clients)
