@@ -215,6 +215,23 @@ def test_tau_0_is_cross_entropy_where_targets_are_ignored(shape):
     torch.testing.assert_close(filled @ mask / mask.sum(), functional.cross_entropy(output[:4], target[:4]))
 
 
+@pytest.mark.parametrize("shape", [(6,), (6, 3)])
+@pytest.mark.parametrize("objective", [fk.Distilled(2.0), fk.Guided(0.7, 2.0)])
+def test_outputs_are_compared_where_targets_count(objective, shape):
+    output, sent = (draw(6, 4, *shape[1:], seed=seed) for seed in (0, 1))
+    target = torch.arange(6 * (3 if shape[1:] else 1)).view(shape) % 4
+    every = objective.losses(output, target, Given(sent))
+    ignored = target.where(torch.arange(6).view(6, *[1] * (len(shape) - 1)) % 2 == 0, -100)
+    found = objective.losses(output, ignored, Given(sent))
+    torch.testing.assert_close(found.mean(), every[::2].mean())
+    mask = torch.tensor([1.0] * 4 + [0.0] * 2, dtype=torch.float64)
+    filled = objective.losses(output, ignored, Given(sent, mask=mask)).reshape(6, -1).mean(1)
+    torch.testing.assert_close(filled @ mask / mask.sum(), every[:4:2].mean())
+    assert objective.losses(output, torch.full_like(target, -100), Given(sent)).abs().sum() == 0
+    shares = torch.full_like(output, 0.25)
+    assert torch.equal(objective.losses(output, shares, Given(sent)), every)
+
+
 def test_a_client_whose_targets_are_all_ignored_stays_where_it_is():
     output, target = draw(3, 4).requires_grad_(), torch.full((3,), -100)
     found = fk.Calibrated(1.0).losses(output, target, Given(histogram=torch.zeros(4, dtype=torch.float64))).mean()

@@ -1,6 +1,7 @@
 """Data as they come: every form trains as the tensors that it holds, and what is no form is refused in one line."""
 
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch.utils.data import (
 )
 
 import fedkeel as fk
-from fedkeel.data.csv_files import NAMES, ONCE, SEMICOLONS
+from fedkeel.data.csv_files import FIRST, NAMES, ONCE, SEMICOLONS
 from fedkeel.problems.personal_data import with_own_tests
 from problems import small_problem
 
@@ -181,6 +182,26 @@ def test_words_are_the_same_classes_for_all(small):
     assert torch.equal(given.test[1], places(tables[1].label))
 
 
+def test_a_word_of_the_test_set_alone_is_named_and_moves_no_class(small, caplog):
+    words = np.array(["well", "ill", "cured"])
+    clients = [frame((x, y)).assign(label=words[y.numpy()]) for x, y in small.clients]
+    test = frame(small.test).assign(label="Ill")
+    plain, given = (replace(small, clients=clients, test=one, tests=[clients[0]] * 3) for one in (clients[0], test))
+    assert all(torch.equal(a[1], b[1]) for a, b in zip(plain.clients, given.clients, strict=True))
+    assert given.test[1].unique().tolist() == [3]
+    told = [record.message for record in caplog.records]
+    assert told == ["no client trains on labels that the test data hold: Ill; are labels written alike?"]
+
+
+@pytest.mark.parametrize("part", ["clients", "test", "tests", "proxy"])
+def test_words_beside_numbers_that_are_no_table_are_refused(small, part):
+    """The first word of the alphabet is not the class 0 of somebody's tensors."""
+    words = frame(small.clients[0]).assign(label="ill")
+    given = {"clients": [words, *small.clients[1:]], "test": words, "tests": [words] * 3, "proxy": words}
+    with pytest.raises(fk.DataError, match="labels of a table are words, and other data of the problem are no tables"):
+        replace(small, **{part: given[part]})
+
+
 def test_numbers_beside_words_are_words(small):
     """As they are in one file of all clients: "3+" makes words of 1 and 2."""
     tables = [frame(small.test)[: len(labels)].assign(label=labels) for labels in ([1, 2, 1], ["3+", "2"], [2.0, 1.0])]
@@ -255,6 +276,42 @@ def test_targets_that_are_fractions_in_one_table_are_fractions_in_all(small):
 
 def places(words):
     return torch.tensor([["cured", "ill", "well"].index(word) for word in words])
+
+
+@pytest.mark.parametrize("cells", [[0.5, 2.0], [0.5, 2], [Decimal("0.5"), Decimal(2)], [Decimal("0.5"), 2]])
+def test_fractions_that_are_objects_are_no_words(small, cells):
+    """As prices of a data base are."""
+    table = pandas.DataFrame({"x": [1.0, 2.0], "label": objects(cells)})
+    assert replace(small, clients=[table], test=None).clients[0][1].tolist() == [[0.5], [2.0]]
+    with_none = table.assign(label=objects([cells[0], None]))
+    with pytest.raises(fk.DataError, match="column label of client 0 is empty in 1 of 2 rows"):
+        replace(small, clients=[with_none], test=None)
+
+
+def objects(cells):
+    return pandas.Series(cells, dtype=object)
+
+
+@pytest.mark.parametrize("label", [{"a", "b"}, ["a", "a"]])
+def test_several_labels_have_an_order_and_differ(small, label):
+    table = pandas.DataFrame({"x": [1.0], "a": [0.0], "b": [1.0]})
+    with pytest.raises(fk.DataError, match="label= names columns in no order, or one of them twice"):
+        replace(small, clients=[table], test=None, label=label)
+
+
+def test_a_client_is_there_once_in_a_folder(small, tmp_path, caplog):
+    """The same table in two forms would be two clients with the same samples."""
+    (tmp_path / "a.csv").write_text("x,label\n1,0\n2,1\n")
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "b.csv").write_text("x,label\n3,0\n")
+    assert replace(small, clients=tmp_path, test=None).test[0].tolist() == [[3.0]]
+    given = replace(small, clients=tmp_path, test=(torch.ones(1, 1), torch.ones(1).long()))
+    assert (given.test[0].tolist(), len(given.clients)) == ([[1.0]], 1)
+    assert "test is not read: test= gives another test set" in caplog.text
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "c.csv").write_text("x,label\n1,0\n2,1\n")
+    with pytest.raises(fk.DataError, match=r"holds more than one table of client a: a, a\.csv"):
+        replace(small, clients=tmp_path, test=None)
 
 
 def test_fractions_and_several_labels_are_columns(small):
@@ -374,11 +431,13 @@ def refused():
         (b"label,a,b\n0,1,20,300\n", NAMES),
         (b"label,a,b\n\n0,1,20,300\n1,0,20,300\n2,1,20,300\n", NAMES),  # as numbers of rows
         (b"label,a,b\n0,1,20,\n", NAMES),
+        (b"5.1,3.5,0\n4.9,3.0,1\n", FIRST),
+        (b"\n 5,,nan\n5,1,2,3\n", FIRST),
     ],
 )
 def test_a_table_as_a_spreadsheet_writes_it_is_refused_with_the_way_out(small, tmp_path, text, hint):
     (tmp_path / "table.csv").write_bytes(text)
-    for label in ("label", None):
+    for label in ("label", None, "0"):
         with pytest.raises(fk.DataError) as error:
             replace(small, clients=[tmp_path / "table.csv"], test=None, label=label)
         assert error.value.hint == hint

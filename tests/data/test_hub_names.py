@@ -158,6 +158,23 @@ def test_spaces_at_the_ends_of_words_make_no_owner_and_no_class(here, library):
         load("hf:blank,group=writer")
 
 
+def test_a_word_of_the_test_split_alone_is_named(here, library, caplog):
+    rows = library.load_from_disk("shapes")
+    other = rows["test"].map(lambda row: {"writer": row["writer"].replace("w4", "W4")})
+    library.DatasetDict(train=rows["train"], test=other).save_to_disk("spelt")
+    data = load("hf:spelt,label=writer")
+    assert (data.card.classes, 0 in data.train_labels, 0 in data.test_labels) == (6, False, True)
+    assert "no client trains on labels that the test data hold: W4" in caplog.text
+
+
+def test_splits_that_number_their_classes_otherwise_are_refused(here, library):
+    """Each split says the names of its classes; those of the other would be scored as these."""
+    rows, turned = library.load_from_disk("shapes"), library.ClassLabel(names=["down", "left", "up"])
+    library.DatasetDict(train=rows["train"], test=rows["test"].cast_column("kind", turned)).save_to_disk("turned")
+    with pytest.raises(fk.DataError, match="the splits of turned number the classes of kind otherwise"):
+        load("hf:turned")
+
+
 @pytest.mark.parametrize("missing", [None, ""])
 def test_rows_without_a_label_are_refused_in_one_line(here, library, missing):
     saved(library, "shapes", writer=lambda i: missing if i % 9 == 4 else f"w{i % 5}")

@@ -202,6 +202,7 @@ def test_data_that_went_wrong_in_mid_run_are_refused_too(folders, caplog):
         (np.full((4, 8, 8), 255, "uint8"), np.array([0.0, np.nan, 1.0, 2.0]), "labels of which 1 are missing"),
         (np.full((4, 8, 8), 255, "uint8"), np.array([0, None, 1, 2]), "labels of which 1 are missing"),
         (np.full((4, 8, 8), 255, "uint8"), np.array([0, -1, 1, 2]), "labels from -1 to 2, outside 0 … 9"),
+        (np.ma.masked_equal(np.full((4, 8, 8), 255, "uint8"), 255), np.zeros(4, "int64"), "has values behind a mask"),
     ],
 )
 def test_missing_values_and_classes_are_named(tmp_path, monkeypatch, images, labels, match):

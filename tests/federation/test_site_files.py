@@ -43,6 +43,7 @@ def test_columns_are_found_by_name_in_any_order(tmp_path):
         ("x,x,label\n1,2,0\n", "names a column twice"),
         ("x,y, x,label\n1,2,3,0\n", "names a column twice"),
         ("", "not a CSV file: its first line is empty"),
+        ("5.1,3.5,0\n4.9,3,1\n", "the first line of .* holds numbers, and no names of columns"),
     ],
 )
 def test_a_table_that_cannot_be_is_refused_in_one_line(tmp_path, text, told):
@@ -143,6 +144,13 @@ def test_files_that_other_programs_hide_are_not_read(tmp_path):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("x,label\n9,1\n")
     assert read_site_files(folder, ["x"], "label", form)[0].tolist() == [[1.0]]
+
+
+def test_a_problem_with_several_targets_takes_no_files(tmp_path):
+    """The labels of three samples are not the three targets of one."""
+    folder = write(tmp_path / "a", "x,label\n1,0\n2,1\n3,0\n")
+    with pytest.raises(DataError, match="files give one label for each sample, and a sample of this problem has 3"):
+        read_site_files(folder, [], "label", (torch.zeros(1, 1), torch.zeros(1, 3)))
 
 
 def test_parquet_tables_are_read_as_csv_tables_are(tmp_path):

@@ -18,8 +18,9 @@ from sklearn.metrics import roc_auc_score
 import fedkeel as fk
 from fedkeel.data import load
 from fedkeel.engines.flower.checks import Terms
+from fedkeel.engines.flower.memory import keep_witness
 from fedkeel.engines.flower.records import Refused
-from fedkeel.engines.flower.site_ledger import read_sites
+from fedkeel.engines.flower.site_ledger import SiteLedger, read_sites
 from fedkeel.engines.flower.site_scores import (
     RANKS,
     area_under_curve,
@@ -30,7 +31,7 @@ from fedkeel.engines.flower.site_scores import (
     score_site,
     summarise,
 )
-from fedkeel.errors import RequestError
+from fedkeel.errors import RequestError, RunError
 from fedkeel.federation.apps import node_of, serve
 from fedkeel.federation.local_data import set_aside
 from fedkeel.problems.gradients import Workspace
@@ -214,6 +215,29 @@ def test_the_last_line_of_a_ledger_counts_and_a_damaged_one_is_told(tmp_path, ca
     file.write_text('{"round": 1}\n')
     assert read_sites(file) == {}
     assert "cannot be read" in caplog.text
+
+
+def test_a_killed_server_leaves_no_half_line_in_a_ledger(tmp_path, caplog):
+    """The lines before it count until the next is written; that one does not continue it."""
+    file, scores = tmp_path / "run-sites.jsonl", {"loss": (3.0, 6)}
+    ledger = SiteLedger(file, 0.2)
+    ledger.write(1, {0: scores}, scores)
+    whole = file.read_text()
+    file.write_text(whole + whole[: len(whole) // 2])
+    assert read_sites(file)[0] == {"samples": 6, "loss": 0.5}
+    assert "is not whole, and is left out" in caplog.text
+    ledger.write(2, {0: scores}, scores)
+    assert [json.loads(line)["round"] for line in file.read_text().splitlines()] == [1, 2]
+    with pytest.raises(RunError, match="cannot write"):
+        SiteLedger(tmp_path, 0.2).write(1, {0: scores}, scores)  # a folder
+
+
+def test_a_killed_node_leaves_no_half_line_among_what_it_witnessed(tmp_path):
+    file = tmp_path / "client-audit.jsonl"
+    keep_witness(file, 0, "one")
+    file.write_text(file.read_text() + '{"round": 2, "he')
+    keep_witness(file, 1, "two")
+    assert [json.loads(line)["head"] for line in file.read_text().splitlines()] == ["one", "two"]
 
 
 def test_a_report_shows_sites_side_by_side(folders):

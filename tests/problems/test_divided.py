@@ -143,7 +143,12 @@ def test_targets_in_their_usual_types_train_as_those_that_the_loss_takes(pool):
     kinds = (lambda x, y: x[:, :1], lambda x, y: (y > 0).long(), lambda x, y: (x[:, :2] > 0) * 1.0)
     usual = (
         [lambda y: y.flatten(), lambda y: y.flatten().double().numpy()],
-        [lambda y: y.bool(), lambda y: y[:, None], lambda y: y[:, None].bool().numpy()],
+        [
+            lambda y: y.bool(),
+            lambda y: y[:, None],
+            lambda y: y[:, None].bool().numpy(),
+            lambda y: y.numpy().astype("uint16"),
+        ],
         [lambda y: y.long(), lambda y: y.bool(), lambda y: y.numpy().astype("uint8")],
     )
     for kind, (target, others) in enumerate(zip(kinds, usual, strict=True)):
@@ -190,6 +195,7 @@ def test_what_does_not_fit_is_refused_in_one_line(pool):
         "have no part: tset": dict(data={"train": (x, y), "tset": (x, y)}, model="logistic", partition="iid:clients=2"),
         "cannot be divided by class: Dirichlet": dict(data=(x, x), model="logistic", partition=DIRICHLET),
         "from -1 to 1, but classes count from 0": dict(data=[(x, y - 1)], model="logistic"),
+        "all targets are -100": dict(data=[(x, torch.full_like(y, -100))], model="logistic"),
         "60 samples are too few for so many classes": dict(data=[(x, y * 1000)], model="logistic"),
         "hold no target beside the inputs": dict(data=(x, y), model="logistic"),
         "hold no client with samples": dict(data=[(x[:0], y[:0])], model="logistic"),

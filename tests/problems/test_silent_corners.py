@@ -120,6 +120,22 @@ def test_the_loss_is_a_mean_over_the_labels_that_are_not_ignored(engine):
         assert runs[0].curve(measure) == pytest.approx(runs[1].curve(measure), rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("engine", "most"), [("serial", 20_000), ("stacked", 20_000), ("serial", 100), ("stacked", 100)]
+)
+def test_the_test_loss_is_over_the_targets_that_are_not_ignored(engine, most, monkeypatch):
+    """Also where training data have no other; of more samples than are seen at once, over the parts that hold some."""
+    monkeypatch.setattr("fedkeel.problems.whole_metrics.MOST", most)
+    x, y = numbers(1200, 3, seed=2).double(), torch.arange(1200) % 2
+    y[500:1000], y[1000::3] = -100, -100
+    run = train(problem(test=(x, y)), engine)
+    with torch.no_grad():
+        outputs = run.model().double()(x)
+    first, last = (float(F.cross_entropy(outputs[at], y[at])) for at in (slice(500), slice(1000, None)))
+    expected = float(F.cross_entropy(outputs, y)) if most > len(y) else (500 * first + 200 * last) / 700
+    assert run.curve("test_loss")[-1] == pytest.approx(expected, rel=1e-6)
+
+
 @for_each("engine", ["serial", "stacked"])
 def test_class_weights_are_brought_to_where_the_loss_is_computed(engine):
     def weighing(precision):

@@ -223,6 +223,27 @@ def test_a_disk_that_may_become_full_is_told_before_the_first_round(tmp_path, fr
         assert [byte_size(max(held) * size) in line for line in caplog.messages if "disk" in line] == [True] * warns
 
 
+def test_states_that_share_a_file_need_room_for_what_is_written_anew(tmp_path, free, monkeypatch, caplog):
+    """A client that changes has the states of its neighbours written again, beside those of older checkpoints."""
+    taken, prune = [], checkpoint.prune
+
+    def weigh(folder):
+        taken.append(sum(file.stat().st_size for file in folder.glob("clients-*")))
+        prune(folder)
+
+    monkeypatch.setattr(checkpoint, "prune", weigh)
+    clients = [(torch.randn(4, 500), torch.arange(4) % 3) for _ in range(20)]
+    wide = fk.Problem(model=torch.nn.Linear(500, 3), loss=torch.nn.functional.cross_entropy, clients=clients)
+    exp = fk.Experiment(**REMEMBERING | {"problem": wide, "participation": 0.1}, rounds=6)
+    free.free = 1 << 40
+    fk.run(exp, out=tmp_path / "a", engine="serial", checkpoint_seconds=0)
+    for room, warns in ((0.9, True), (2.0, False)):
+        free.free = int(max(taken) * room)
+        fk.run(exp, out=tmp_path / str(room), engine="serial")
+        assert any("may take" in line for line in caplog.messages) == warns
+        caplog.clear()
+
+
 def test_what_is_there_already_needs_no_room_again(tmp_path, free, held, caplog):
     """After six rounds two of at most three copies are there: a third needs room."""
     free.free = 1 << 40

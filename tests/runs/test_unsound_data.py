@@ -3,11 +3,12 @@
 import logging
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.problems.sound_data import read_labels
+from fedkeel.problems.class_labels import has_label, list_outside
 from problems import small_problem
 
 
@@ -99,6 +100,71 @@ def test_labels_that_the_model_has_no_output_for_are_refused(label, part):
         train(replace(problem, **{part: changed}))
 
 
+def words(samples, label=None):
+    """Sequences of tokens, and of each the next number; one of them may be a label."""
+    x = torch.arange(samples * 6).reshape(samples, 6) % 5
+    y = (x + 1) % 5
+    if label is not None:
+        y[1, 2] = label
+    return x, y
+
+
+class NextWord(torch.nn.Module):
+    """Scores of five classes for each token, on the second axis."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.eye(5))
+
+    def forward(self, x):
+        return self.weight[x].transpose(1, 2)
+
+
+class ReadInTurn:
+    """Clients that know their sizes, and are read when their turn comes."""
+
+    def __init__(self, clients):
+        self.clients, self.sizes = clients, np.array([len(y) for _, y in clients])
+
+    def rows(self, client, rows):
+        return tuple(part[torch.from_numpy(rows)] for part in self.clients[client])
+
+
+def sequences(label=None, part="clients", **changes):
+    parts = {"clients": [words(4), words(9)], "test": words(5)}
+    parts |= {"clients": [words(4), words(9, label)]} if part != "test" else {"test": words(5, label)}
+    if part == "read":
+        parts["clients"] = ReadInTurn(parts["clients"])
+    given = {"model": NextWord(), "loss": torch.nn.functional.cross_entropy} | parts
+    return fk.Problem(**given | changes)
+
+
+@pytest.mark.parametrize("label", [5, -1])
+@pytest.mark.parametrize("part", ["clients", "test", "read"])
+def test_labels_of_words_that_the_model_has_no_output_for_are_refused(label, part):
+    """On a GPU the loss would stop it, and all else that runs there."""
+    with pytest.raises(fk.DataError, match=rf"hold.* the label {label}, but the model has 5 outputs"):
+        train(sequences(label, part))
+    assert len(train(sequences(-100, part)).records) == 2
+
+
+def test_labels_are_tried_as_they_are_prepared():
+    """Where `prepare` counts them from 0, the data may count them from 1."""
+    x, y = words(9)
+    given = sequences(clients=[(x, y + 1)], test=(x, y + 1), prepare=lambda raw, keys: (raw[0], raw[1] - 1))
+    assert len(train(given).records) == 2
+    flat = small_problem()
+    from_one = {"clients": [(x, y + 1) for x, y in flat.clients], "test": (flat.test[0], flat.test[1] + 1)}
+    assert train(replace(flat, **from_one, prepare=lambda raw, keys: (raw[0], raw[1] - 1))).records
+
+
+def test_a_label_of_eight_bits_is_not_taken_for_one_that_is_ignored():
+    """156 and -100 have the same eight bits."""
+    x, y = torch.zeros(3, 2), torch.tensor([156, 0, 1], dtype=torch.uint8)
+    data = fk.Problem(model=torch.nn.Linear(2, 300), loss=torch.nn.functional.cross_entropy, clients=[(x, y)]).data
+    assert (has_label(data, -100), has_label(data, 156), list_outside(data, 300)) == (False, True, [])
+
+
 def test_labels_that_the_loss_leaves_out_are_taken():
     problem = small_problem()
     x, y = (tensor.clone() for tensor in problem.test)
@@ -111,7 +177,7 @@ def test_data_that_are_read_as_their_turn_comes_are_not_walked_through():
         sizes = (1, 1)
 
     problem = replace(small_problem(), clients=Lazy([None, None]))
-    assert read_labels(problem.data) is None
+    assert list_outside(problem.data, 0) == []
 
 
 def rooms(samples):

@@ -68,7 +68,10 @@ class Value(Objective):
 
 @dataclass(frozen=True)
 class Distilled(Objective):
-    """How far the outputs are from those of the model the server sent: KL(softmax(z_t / T) ‖ softmax(z / T))."""
+    """How far the outputs are from those of the model the server sent: KL(softmax(z_t / T) ‖ softmax(z / T)).
+
+    Where targets name no class, such as -100, outputs mean nothing: they are left out of the mean.
+    """
 
     temperature: Positive = 3.0
     reference: ClassVar[bool] = True
@@ -78,7 +81,11 @@ class Distilled(Objective):
         assert given.reference is not None
         both = (put_classes_last(scores, target) / self.temperature for scores in (output, given.reference))
         mine, theirs = (functional.log_softmax(scores, -1) for scores in both)
-        return (theirs.exp() * (theirs - mine)).sum(-1)
+        apart = (theirs.exp() * (theirs - mine)).sum(-1)
+        if target.shape != apart.shape:  # a share for each class
+            return apart
+        counts = names_a_class(target, mine.shape[-1])
+        return apart.masked_fill(~counts, 0.0) * divide_by_counted(counts.to(apart), given.mask)
 
 
 def put_classes_last(output: Tensor, target: Tensor) -> Tensor:
@@ -90,7 +97,10 @@ def put_classes_last(output: Tensor, target: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Guided(Objective):
-    """The loss + γ T² KL(softmax(z_e / T) ‖ softmax(z / T)), z_e the outputs of the trajectory's mean model."""
+    """The loss + γ T² KL(softmax(z_e / T) ‖ softmax(z / T)), z_e the outputs of the trajectory's mean model.
+
+    Where targets name no class, such as -100, outputs are left out of the mean.
+    """
 
     gamma: NonNegative = 1.0
     temperature: Positive = 3.0

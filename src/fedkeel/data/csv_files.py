@@ -13,6 +13,7 @@ from fedkeel.errors import DataError
 ONCE = "give each column a name of its own: a second column of labels would be an input"
 SEMICOLONS = "semicolons divide its cells: write it with commas, and numbers with points"
 NAMES = "name every column, and leave out row names and commas at the end of lines"
+FIRST = "write a line of names above it: age,pressure,label"
 
 
 def read_csv(file: Path, words: str | None = None) -> Any:
@@ -29,7 +30,7 @@ def read_csv(file: Path, words: str | None = None) -> Any:
 
 
 def check_first_lines(file: Path) -> None:
-    """Refuse a file that names a column twice, or whose first row has more cells than there are names."""
+    """Refuse a file without names, or that names a column twice, or whose first row has more cells than names."""
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
             reader = csv.reader(lines)
@@ -37,6 +38,7 @@ def check_first_lines(file: Path) -> None:
     except csv.Error as error:
         raise ValueError(str(error)) from error
     (_, names), (line, cells) = [*first, (0, list[str]()), (0, list[str]())][:2]
+    refuse_numbers(file, names)
     often = Counter(name.strip() for name in names)
     if twice := next((name for name, times in often.items() if name and times > 1), None):
         raise DataError(f"{file} has more than one column called {twice}.", ONCE)
@@ -45,6 +47,21 @@ def check_first_lines(file: Path) -> None:
             f"line {line} of {file} has more cells than there are names: {len(cells)}, not {len(names)}.",
             SEMICOLONS if has_semicolons(names) else NAMES,
         )
+
+
+def refuse_numbers(file: Path, names: list[str]) -> None:
+    """Refuse a first line of numbers: it is a row, which would be lost as the names of the columns."""
+    given = [name for name in names if name.strip()]
+    if given and all(map(is_number, given)):
+        raise DataError(f"the first line of {file} holds numbers, and no names of columns.", FIRST)
+
+
+def is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def is_row(cells: list[str]) -> bool:

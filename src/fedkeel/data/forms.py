@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -27,6 +28,8 @@ from fedkeel.data.clients import TARGETS, find_target, refuse_masked
 from fedkeel.data.tables import Label, Table, find_targets, is_frame, open_folder, open_table
 from fedkeel.errors import DataError
 from fedkeel.text import in_one_line
+
+log = logging.getLogger("fedkeel")
 
 EXPECTED = (
     "tensors or arrays (x, y), a dict of them, a list of samples (x, y), a map-style Dataset, "
@@ -61,12 +64,20 @@ def read_forms(clients: Any, test: Any, tests: Any, proxy: Any, label: Label | N
     """Read all data of a problem; labels in tables are the same in all of them: words, fractions or whole numbers."""
     if isinstance(clients, str | Path):
         clients, inside = open_folder(Path(clients).expanduser())
+        if test is not None and inside is not None:
+            log.warning("%s is not read: test= gives another test set", inside.whose)
         test = inside if test is None else test
     opened = Forms(open_each(clients, "client"), open_one(test), open_each(tests, "test set"), open_one(proxy))
-    tables = [one for part in (opened.clients, opened.tests) if isinstance(part, list) for one in part]
-    tables = [one for one in (*tables, opened.test, opened.proxy) if isinstance(one, Table)]
+    of_clients = list_parts(opened.clients)
+    others = [*list_parts(opened.tests), *list_parts([opened.test, opened.proxy])]
+    tables = [one for one in (*of_clients, *others) if isinstance(one, Table)]
     columns = tables[0].columns(label) if tables else ()
-    targets = find_targets(tables, label)
+    targets = find_targets(tables, label, sum(isinstance(one, Table) for one in of_clients))
+    if targets.words and len(tables) < len(of_clients) + len(others):
+        raise DataError(
+            "labels of a table are words, and other data of the problem are no tables.",
+            "number the labels yourself in all of them, or give all of them as tables",
+        )
 
     def read(one: Any, whose: str) -> Any:
         if isinstance(one, Table):
@@ -88,6 +99,11 @@ def read_forms(clients: Any, test: Any, tests: Any, proxy: Any, label: Label | N
         read_each(opened.tests, "the test set of client"),
         read_one(opened.proxy, "the proxy data"),
     )
+
+
+def list_parts(part: Any) -> list[Any]:
+    """The data of each, without those that are not there; data that know their sizes stay one part."""
+    return [one for one in (part if isinstance(part, list) else [part]) if one is not None]
 
 
 def open_each(part: Any, word: str) -> Any:

@@ -66,7 +66,7 @@ class Preparation:
 def widen_labels(parts: Sample) -> Sample:
     """Convert small whole-number targets to int64, the type that losses take as labels."""
     *inputs, target = parts
-    counts = target.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32)
+    counts = not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
     return (*inputs, target.to(torch.int64) if counts else target)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +18,15 @@ from torch import Tensor
 
 from fedkeel.data.clients import TARGETS
 from fedkeel.data.csv_files import SEMICOLONS, has_semicolons, read_csv
+from fedkeel.data.table_files import SUFFIXES, TEST, holds_tables, is_table, name_owner, refuse_others
 from fedkeel.errors import DataError, nearest
 from fedkeel.text import in_one_line
 
+log = logging.getLogger("fedkeel")
+
 Label = str | Sequence[str]
-SUFFIXES = (".csv", ".parquet")
-OTHERS = (".tsv", ".xls", ".xlsx", ".ods", ".feather", ".arrow", ".orc", ".pq", ".gz", ".bz2", ".xz", ".zst")
-"""How files end that are likely to be tables, too."""
-TEST = "test"
-"""A file of this name in a folder of clients, in small or capital letters, is the test set."""
 WHOLE = re.compile(r"([+-]?\d+)\.0+")
+SHOWN = 5  # labels in a warning
 INDEX = "Unnamed: 0"
 """What pandas calls a first column without a name."""
 
@@ -41,51 +43,16 @@ def open_folder(folder: Path) -> tuple[list[Table], Table | None]:
         raise DataError(f"there is no folder of clients: {folder}", "clients=FOLDER holds one CSV or Parquet file each")
     refuse_others(folder)
     inside = [one for one in sorted(folder.iterdir()) if is_table(one) or holds_tables(one)]
-    clients = [one for one in inside if one.stem.lower() != TEST]
-    if not clients:
+    owners = list(map(name_owner, inside))
+    for owner in owners:
+        if (several := [one.name for one in inside if name_owner(one) == owner])[1:]:
+            what = "test set" if owner == TEST else f"table of client {owner}"
+            raise DataError(f"{folder} holds more than one {what}: {', '.join(several)}.", "keep one")
+    found = {owner: open_table(one) for owner, one in zip(owners, inside, strict=True)}
+    test = found.pop(TEST, None)
+    if not found:
         raise DataError(f"{folder} holds no CSV or Parquet file of a client.", "one file, or one folder, for each")
-    tests = [one for one in inside if one.stem.lower() == TEST]
-    if len(tests) > 1:
-        raise DataError(f"{folder} holds more than one test set: {', '.join(one.name for one in tests)}.", "keep one")
-    return [open_table(one) for one in clients], open_table(tests[0]) if tests else None
-
-
-def refuse_others(folder: Path) -> None:
-    """Refuse a folder with tables of other kinds, beside those that are read or in a folder of a client, or with tables
-    that lie deeper."""
-    inside = [one for one in sorted(folder.rglob("*")) if is_unread(one.relative_to(folder)) and one.is_file()]
-    if names := [str(one.relative_to(folder)) for one in inside]:
-        raise DataError(
-            f"{folder} holds files that would not be read: {', '.join(names)}.",
-            f"write tables as {' or '.join(SUFFIXES)}, one file or one folder of files for each client, and keep other "
-            "files elsewhere",
-        )
-
-
-def is_unread(path: Path) -> bool:
-    """Whether a file of this path is likely to be a table that is not read; a folder may be a Parquet file, too."""
-    if lies_hidden(path):
-        return False
-    deep = len(path.parts) > 2 and Path(*path.parts[:2]).suffix.lower() != ".parquet"
-    return path.suffix.lower() in ((*OTHERS, *SUFFIXES) if deep else OTHERS)
-
-
-def is_hidden(path: Path) -> bool:
-    """Whether a program left a file or a folder for itself, as macOS and editors do."""
-    return path.name[0] in ".~"
-
-
-def lies_hidden(path: Path) -> bool:
-    """Whether a file, or a folder of its path, is hidden; the path does not begin at the root."""
-    return any(is_hidden(one) for one in (path, *path.parents[:-1]))
-
-
-def is_table(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and not is_hidden(path)
-
-
-def holds_tables(path: Path) -> bool:
-    return path.is_dir() and not is_hidden(path) and any(map(is_table, path.iterdir()))
+    return [*found.values()], test
 
 
 def open_table(path: Path) -> Table:
@@ -143,6 +110,8 @@ class Table:
         wanted = list(map(str, label if several else [label]))  # a frame may number its columns
         if not wanted:
             raise DataError(f"label= names no column of {self.whose}.", nearest("", known, "columns"))
+        if isinstance(label, Set) or len({*wanted}) < len(wanted):
+            raise DataError("label= names columns in no order, or one of them twice.", f"label={sorted({*wanted})}")
         for name in wanted:
             if name not in known:
                 raise DataError(f"{self.whose} has no column: {name}", semicolons or nearest(name, known, "columns"))
@@ -160,12 +129,16 @@ class Table:
         return found.iloc[:, 0]
 
     def label(self, name: str) -> Any:
-        """A column of labels; whole numbers are such also where they are objects or a category."""
+        """A column of labels; numbers are such also where they are objects, as of a data base, or a category."""
         from pandas.api.types import is_integer_dtype
 
         column = self.column(name)
         plain = column if is_numeric(column) else column.astype(object).infer_objects()
-        return plain if is_integer_dtype(plain) else column
+        if is_integer_dtype(plain):
+            return plain
+        cells = column.tolist() if column.dtype == object else []
+        fractions = bool(cells) and all(isinstance(one, Real | Decimal) for one in cells)
+        return column.astype(float) if fractions and not all(isinstance(one, int) for one in cells) else column
 
     def words(self, name: str) -> list[str]:
         """A column of labels as words."""
@@ -248,13 +221,31 @@ class Targets:
     fractions: bool = False
 
 
-def find_targets(tables: Sequence[Table], label: Label | None) -> Targets:
-    """Decide for all tables together: where one has words, numbers are words, too; fractions in one are so in all."""
-    single = [(table, names[0]) for table in tables if len(names := table.labels(label)) == 1 and len(table.frame)]
-    columns = [table.label(name) for table, name in single]
-    if not all(map(is_numeric, columns)):
-        return Targets(words=sorted({word for table, name in single for word in table.words(name)}))
-    return Targets(fractions=any(map(is_fraction, columns)))
+def find_targets(tables: Sequence[Table], label: Label | None, clients: int) -> Targets:
+    """Decide for all tables together: where one has words, numbers are words, too; fractions in one are so in all.
+
+    The first tables are those of clients. Their words come first, so that others do not change their classes.
+    """
+    single = [
+        (table, names[0], place < clients)
+        for place, table in enumerate(tables)
+        if len(names := table.labels(label)) == 1 and len(table.frame)
+    ]
+    columns = [table.label(name) for table, name, _ in single]
+    if all(map(is_numeric, columns)):
+        return Targets(fractions=any(map(is_fraction, columns)))
+    words = [({*table.words(name)}, of_client) for table, name, of_client in single]
+    known = {word for some, of_client in words if of_client for word in some}
+    new = sorted({word for some, _ in words for word in some} - known)
+    warn_of_untrained(new)
+    return Targets(words=[*sorted(known), *new])
+
+
+def warn_of_untrained(labels: Sequence[Any]) -> None:
+    """Name the labels that test data hold and no client, if there are any."""
+    if labels:
+        shown = ", ".join(map(str, labels[:SHOWN])) + (" …" if len(labels) > SHOWN else "")
+        log.warning("no client trains on labels that the test data hold: %s; are labels written alike?", shown)
 
 
 def spell(label: Any) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedkeel.data.clients import Rows
+from fedkeel.data.clients import Rows, refuse_masked
 from fedkeel.data.dataset import DatasetCard
 from fedkeel.data.storage.folder import open_split
 from fedkeel.errors import DataError
@@ -110,6 +110,8 @@ def call_loader(card: DatasetCard, name: str, settings: Mapping[str, Any], trust
     given = run_loader(name, settings, trust)
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise DataError(f"{name} gave a {type(given).__name__}, not inputs and labels.", describe_form(card))
+    for part in given:
+        refuse_masked(part, name)
     inputs, labels = (np.asarray(part) for part in given)
     for what, part in (("inputs", inputs), ("labels", labels)):
         if missing := count_missing(part):

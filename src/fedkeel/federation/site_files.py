@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkeel.data.csv_files import refuse_numbers
 from fedkeel.data.storage.pictures import decode_image
-from fedkeel.data.tables import SUFFIXES, is_hidden, lies_hidden, refuse_others
+from fedkeel.data.table_files import SUFFIXES, is_hidden, lies_hidden, refuse_others
 from fedkeel.errors import DataError, nearest
 from fedkeel.text import first_line, plural
 
@@ -71,6 +72,11 @@ def read_site_files(folder: Path, columns: Sequence[str], label: str, like: Samp
     if len(like) != 2:
         raise DataError(
             f"files give inputs and a label, and a sample of this problem has {len(like)} parts.",
+            "write a loader: --data module:function",
+        )
+    if (targets := like[1].shape[1:].numel()) != 1:
+        raise DataError(
+            f"files give one label for each sample, and a sample of this problem has {targets} targets.",
             "write a loader: --data module:function",
         )
     try:
@@ -177,6 +183,7 @@ def read_csv(file: Path) -> Mapping[str, Sequence[Any]]:
         raise DataError(f"{file} is not a CSV file: {error}", "its first line has the names, in UTF-8") from None
     if not names:
         raise DataError(f"{file} is not a CSV file: its first line is empty.", "it has the names, in UTF-8")
+    refuse_numbers(file, names)
     names = [name.strip() for name in names]
     if len({*names}) < len(names):
         raise DataError(f"{file} names a column twice.", "give each column its own name")

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.core.schedules import spans_run
+from fedkeel.data.storage.line_file import append_line, read_whole_lines
 from fedkeel.errors import RequestError, RunError, explain_os_errors
 from fedkeel.papers.cells import Cell
 from fedkeel.papers.spectra import Spectra, cut_spectra
 from fedkeel.ranges import Count, Seed
 from fedkeel.runs.environment import describe_place
-from fedkeel.runs.line_file import append_line, read_whole_lines
 from fedkeel.typed_values import read_line, show_value
 
 LEDGER = Path("results") / "ledger.jsonl"

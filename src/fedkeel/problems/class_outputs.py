@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedkeel.problems.class_labels import list_outside
 from fedkeel.problems.module_state import Place, copy_whole, place_function
 from fedkeel.problems.predictions import class_scores
-from fedkeel.problems.sound_data import read_labels
 
 if TYPE_CHECKING:
     from fedkeel.problems.task import Task
@@ -59,8 +59,7 @@ def find_label_beyond(task: Task) -> int | None:
 def list_labels_beyond(task: Task, outputs: int) -> list[int]:
     """The labels of which the network has no output, in training data and test sets that are in memory."""
     parts = [data for data in (task.problem.data, task.test, task.tests) if data is not None]
-    labels = [found for found in map(read_labels, parts) if found is not None]
-    return sorted({label for found in labels for label in found[found >= outputs].tolist()})
+    return sorted({label for data in parts for label in list_outside(data, outputs) if label >= 0})
 
 
 def is_no_class(compute: Callable[[Tensor, int], Tensor], scores: Tensor, label: int) -> bool:

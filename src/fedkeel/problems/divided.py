@@ -16,6 +16,7 @@ from fedkeel.data.forms import copy_containers, read_forms
 from fedkeel.data.partition.iid import Iid, QuantitySkew
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.partition import divide as divide_labels
+from fedkeel.data.prepare import widen_labels
 from fedkeel.errors import DataError, ExperimentError, require_known
 from fedkeel.models import build
 from fedkeel.problems.problem import Problem
@@ -80,7 +81,7 @@ def read_targets(clients: list[Any], test: Any) -> list[Tensor]:
     """The targets of clients and of the test set, of those that have samples and are in memory."""
     parts = [to_tensors(one, "the data") for one in clients]
     parts += [] if test is None or hasattr(test, "rows") else [to_tensors(test, "the test set")]
-    return [one[-1] for one in parts if len(one[-1])]
+    return [widen_labels(one)[-1] for one in parts if len(one[-1])]
 
 
 def divide(pool: Any, partition: Partitioner, of: int) -> DividedList:
@@ -146,6 +147,8 @@ def count_classes(targets: list[Tensor], named: bool) -> int:
     """Count the classes of targets that are whole numbers; refuse amounts, which would ask for an output each."""
     low = min(int(torch.where(one == IGNORED, 0, one).min()) for one in targets)
     high, labels = max(int(one.max()) for one in targets), sum(one.numel() for one in targets)
+    if high == IGNORED:
+        raise DataError(f"all targets are {IGNORED}, which no loss of classes trains on.", "number the classes from 0")
     if low < 0 or (named and high >= labels):
         why = "classes count from 0" if low < 0 else f"{labels} samples are too few for so many classes"
         raise DataError(

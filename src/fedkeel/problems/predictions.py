@@ -45,12 +45,14 @@ def measure_hits(output: Any, target: Tensor) -> dict[str, Tensor]:
 def weigh_means(means: Mapping[str, float], samples: int) -> dict[str, tuple[float, float]]:
     """Turn means over samples into sums and counts; of the accuracy, only targets that count are in the count.
 
-    The count is in samples, of which each target is a part: it is whole where nothing is ignored.
+    The count is in samples, of which each target is a part: it is whole where nothing is ignored. Where no target
+    counts, a loss without a value counts nothing.
     """
     left = means.get(COUNTED, 1.0) * samples
     left = round(left) if abs(left - round(left)) < 1e-9 else left  # GPUs multiply by 1/n, which is rounded
     counts = {"accuracy": left}
-    return {name: (mean * samples, counts.get(name, samples)) for name, mean in means.items() if name != COUNTED}
+    found = {name: (mean * samples, counts.get(name, samples)) for name, mean in means.items() if name != COUNTED}
+    return found if left or not math.isnan(means.get("loss", 0.0)) else found | {"loss": (0.0, 0)}
 
 
 def divide(total: float, count: float) -> float:

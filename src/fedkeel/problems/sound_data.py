@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,20 +13,10 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from fedkeel.core.trees import all_finite
-from fedkeel.data.clients import (
-    ClientData,
-    DerivedClients,
-    HeldOut,
-    Rows,
-    Sample,
-    SharedClients,
-    TensorClients,
-    in_memory,
-    is_at_hand,
-    to_tensors,
-)
+from fedkeel.data.clients import ClientData, Rows, in_memory
 from fedkeel.errors import DataError, ExperimentError, RunError
-from fedkeel.problems.module_state import Place, copy_whole, place_function
+from fedkeel.problems.class_labels import check_labels, has_label
+from fedkeel.problems.module_state import copy_whole
 
 if TYPE_CHECKING:
     from fedkeel.core.rule import State
@@ -158,45 +148,24 @@ def explain_server_divergence(server: State, round: int) -> DivergedError:
     )
 
 
-def read_labels(data: ClientData) -> Tensor | None:
-    """Every label once; None where targets are no whole numbers, or are not in memory."""
-    if isinstance(data, HeldOut):
-        return read_labels(data.clients)
-    if isinstance(data, SharedClients):
-        return torch.from_numpy(np.unique(data.labels[data.partition.indices]))
-    if not in_memory(data):
-        return None
-    labels = []
-    for client, size in enumerate(data.sizes.tolist()):
-        if size:
-            *inputs, target = data.rows(client, np.arange(size))
-            if not inputs or target.dim() != 1 or target.is_floating_point() or target.dtype == torch.bool:
-                return None
-            labels.append(target.unique().to(torch.int64))
-    return torch.cat(labels).unique() if labels else None
-
-
 def find_ignored(problem: Problem) -> tuple[Problem, int | None]:
     """The label that the loss ignores, where training data in memory have it, and the problem whose loss of a batch is
-    the mean over the other samples; a function's label is -100, as in PyTorch."""
-    label, loss = getattr(problem.loss, "ignore_index", -100), problem.loss
-    if problem.model is None or not isinstance(label, int) or not has_label(problem.data, label):
+    the mean over the other samples."""
+    loss = problem.loss
+    if problem.model is None or not has_ignored(loss, [problem.data]):
         return problem, None
-    return replace(problem, loss=getattr(loss, "batch_mean", loss)), label
+    return replace(problem, loss=getattr(loss, "batch_mean", loss)), ignored_by(loss)
 
 
-def has_label(data: ClientData, label: int) -> bool:
-    """Whether a target of data in memory is that label."""
-    if isinstance(data, DerivedClients):
-        return any(has_label(source, label) for source in data.sources)
-    if isinstance(data, SharedClients):
-        return bool((data.labels == label).any())
-    if not isinstance(data, TensorClients) or not in_memory(data):
-        return False
-    clients = (to_tensors(data.clients[client], f"client {client}") for client in range(len(data.sizes)))
-    return any(
-        bool(inputs) and not target.is_floating_point() and bool((target == label).any()) for *inputs, target in clients
-    )
+def ignored_by(loss: Any) -> int:
+    """The label that a loss of classes ignores; a function's is -100, as in PyTorch."""
+    label = getattr(loss, "ignore_index", -100)
+    return label if isinstance(label, int) else -100
+
+
+def has_ignored(loss: Any, parts: Iterable[ClientData | None]) -> bool:
+    """Whether a target of data in memory is the label that the loss ignores."""
+    return any(has_label(data, ignored_by(loss)) for data in parts if data is not None)
 
 
 def leave_out(loss: Callable[..., Any], label: int, output: Any, target: Tensor) -> Any:
@@ -205,89 +174,3 @@ def leave_out(loss: Callable[..., Any], label: int, output: Any, target: Tensor)
     if not isinstance(losses, Tensor):
         return losses
     return torch.where((target == label).all() & losses.isnan(), torch.zeros_like(losses), losses)
-
-
-@torch.no_grad()
-def check_labels(task: Task, parts: Mapping[str, ClientData]) -> None:
-    """Refuse labels that the loss does not take. They are tried on a sample: a loss may ignore some labels."""
-    found = {name: labels for name, data in parts.items() if (labels := read_labels(data)) is not None and len(labels)}
-    if task.module is None or not found:
-        return
-    data = parts[next(iter(found))]
-    model = copy_whole(task.module).cpu().eval()
-    loss = place_function(task.problem.loss, Place(torch.device("cpu"), task.dtype, task.dtype))
-    first = np.zeros(2 if task.needs_pairs else 1, np.int64)
-    sample = [part.cpu() for part in task.prepare(data.rows(int(data.sizes.argmax()), first))]
-    with torch.random.fork_rng(devices=[]):
-        output: Any = task.predict(model, tuple(sample))
-        if not isinstance(output, Tensor) or output.dim() != 2:
-            return
-        classes = output.shape[-1]
-        for name, labels in found.items():
-            for label in labels[(labels < 0) | (labels >= classes)].tolist()[:4]:
-                try:
-                    task.compute_loss(loss, model, (*sample[:-1], torch.full((len(first),), label)), output)
-                except (IndexError, RuntimeError, ValueError):
-                    raise DataError(
-                        f"{name} hold{'s' if name.endswith('set') else ''} the label {label}, but the model has "
-                        f"{classes} outputs: labels go from 0 to {classes - 1}.",
-                        "number the classes from 0, or give the model more outputs",
-                    ) from None
-
-
-def check_labels_that_fit(task: Task, parts: Mapping[str, ClientData]) -> None:
-    """Refuse labels that the loss does not take, where the network takes the sample; `try_sample` refuses others."""
-    try:
-        check_labels(task, parts)
-    except DataError:
-        raise
-    except Exception:
-        return
-
-
-def check_labels_of_gpu(task: Task) -> None:
-    """Refuse labels out of range before a loss meets them on a GPU, which nobody could use after that."""
-    if task.device.type == "cuda":
-        check_labels_that_fit(task, {"the training data": task.clients})
-
-
-class WatchedLabels(DerivedClients):
-    """Clients that are read when their turn comes; labels that the loss does not take are refused as they are read.
-
-    A GPU that met one could not be used any more.
-    """
-
-    def __init__(self, clients: ClientData, task: Task, whose: str):
-        self.unwatched, self.sizes, self.sources, self.task, self.whose = clients, clients.sizes, [clients], task, whose
-        self.taken, self.tries = torch.empty(0, dtype=torch.int64), False
-
-    def rows(self, client: int, rows: Rows) -> Sample:
-        sample = self.unwatched.rows(client, rows)
-        if self.tries or not all(isinstance(part, Tensor) for part in sample):  # a try reads rows, too
-            return sample
-        given = TensorClients([sample])
-        labels = read_labels(given)
-        if labels is None or bool(torch.isin(labels, self.taken).all()):
-            return sample
-        self.tries = True
-        try:
-            check_labels_that_fit(self.task, {self.whose.format(client): given})
-        finally:
-            self.tries = False
-        self.taken = torch.cat([self.taken, labels]).unique()
-        return sample
-
-
-def watch_labels(task: Task) -> None:
-    """Watch the labels of data that nobody has looked at before training begins."""
-    words = {"clients": "the data of client {}", "validation": "the validation share of client {}",
-             "test": "the test set", "tests": "the test data of client {}"}  # fmt: skip
-    for name, whose in words.items():
-        data: ClientData | None = getattr(task, name)
-        if data is not None and not is_at_hand(data):
-            setattr(task, name, WatchedLabels(data, task, whose))
-
-
-def unwatch(data: ClientData) -> ClientData:
-    """The data as they were given."""
-    return data.unwatched if isinstance(data, WatchedLabels) else data

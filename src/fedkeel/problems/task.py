@@ -18,6 +18,7 @@ from fedkeel.data.prepare import widen_labels
 from fedkeel.errors import ExperimentError
 from fedkeel.problems import module_state
 from fedkeel.problems.calling import as_given, call_mixed, call_network, find_classifier, note_inputs, read_features
+from fedkeel.problems.class_labels import check_labels_of_gpu, watch_labels
 from fedkeel.problems.class_outputs import find_label_beyond
 from fedkeel.problems.metrics import read_as_loss
 from fedkeel.problems.module_state import Place
@@ -25,7 +26,7 @@ from fedkeel.problems.predictions import COUNTED, measure_hits, weigh_means
 from fedkeel.problems.problem import Problem, digest_tensors
 from fedkeel.problems.random_draws import augments_by_keys, draws_for_gradient, draws_when_trained
 from fedkeel.problems.separability import find_whole_metrics, loss_is_a_mean, loss_is_one_number
-from fedkeel.problems.sound_data import check_labels_of_gpu, check_pairs, find_ignored, leave_out, watch_labels
+from fedkeel.problems.sound_data import check_pairs, find_ignored, has_ignored, leave_out
 
 CLIENT = "client "
 """The split of one client's own test set is called `client 17`."""
@@ -244,9 +245,10 @@ class Task:
 
     @cached_property
     def whole_loss(self) -> bool:
-        """Whether the loss gives one number that is no mean over samples, and so must see all samples."""
+        """Whether the loss gives one number that is no mean over the samples to score, and so must see all of them."""
+        scored = (self.test, self.tests, self.validation)
         try:
-            return not self.separable and loss_is_one_number(self)
+            return (not self.separable or has_ignored(self.problem.loss, scored)) and loss_is_one_number(self)
         except UnequalSamplesError:
             return False
 

@@ -15,12 +15,12 @@ from torch.utils import _pytree
 
 from fedkeel.data.clients import Sample, TensorClients, in_memory, is_at_hand
 from fedkeel.errors import DataError, FedkeelError, ModelError
+from fedkeel.problems.class_labels import check_labels_that_fit, unwatch
 from fedkeel.problems.gradients import REENTRANT
 from fedkeel.problems.module_state import clone_tensors, copy_trained
 from fedkeel.problems.network_calls import check_calls
 from fedkeel.problems.predictions import class_scores
 from fedkeel.problems.separability import SHOWN, train_but_norms
-from fedkeel.problems.sound_data import check_labels_that_fit, unwatch
 from fedkeel.problems.whole_metrics import check_metrics
 from fedkeel.randomness import list_gpus, seed_torch
 from fedkeel.text import in_one_line, plural

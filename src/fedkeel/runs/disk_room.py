@@ -14,6 +14,7 @@ from fedkeel.errors import RunError
 from fedkeel.runs.checkpoint import CLIENTS, KEPT
 from fedkeel.runs.loop import Loop
 from fedkeel.runs.run_folder import RunFolder
+from fedkeel.runs.store import count_together
 from fedkeel.text import byte_size
 
 log = logging.getLogger("fedkeel")
@@ -22,7 +23,7 @@ HINT = "free some space, or choose a folder on another disk"
 
 
 class Need(NamedTuple):
-    """Bytes of client states: on disk now, new after the next round, new after all rounds, of all clients once."""
+    """Bytes of client states: on disk now, new after the next round, written in all rounds, of all clients once."""
 
     there: int
     next_round: int
@@ -64,9 +65,13 @@ def find_disk(loop: Loop) -> int | None:
 
 
 def estimate(loop: Loop, folder: RunFolder) -> Need:
-    """Estimate what the clients of a run take, whoever of them is selected."""
+    """Estimate what the clients of a run take, whoever of them is selected.
+
+    Small states share a file, which is written anew if one of them changes.
+    """
     size, left = state_bytes(init_client(loop.method, loop.task.initial, loop.task.buffers)), loop.left()
     there = sum(file.stat().st_size for file in folder.checkpoints.iterdir() if CLIENTS.fullmatch(file.name))
-    all_rounds = size * left.rounds * len(left.clients)
+    of_all = size * loop.participation.population
+    all_rounds = left.rounds * min(size * len(left.clients) * count_together(size), of_all)
     next_round = size * len(loop.participation.answering(loop.done, left.clients))
-    return Need(there, next_round, all_rounds, min(there + all_rounds, size * loop.participation.population))
+    return Need(there, next_round, all_rounds, min(there + size * left.rounds * len(left.clients), of_all))

@@ -29,6 +29,11 @@ SHARED = 4 << 20  # bytes: smaller states share a file up to this size
 WRITERS = 4  # files written at a time: copying, checksums and the disk overlap
 
 
+def count_together(size: int) -> int:
+    """How many states of so many bytes share a file."""
+    return max(1, SHARED // max(1, size))
+
+
 class ClientStore:
     """States of the clients that have taken part; the others' are implied.
 
@@ -69,7 +74,7 @@ class ClientStore:
         self.held += state_bytes(state) - (state_bytes(old) if old is not None else 0)
         self.memory[client] = state
         self.changed[client] = round
-        self.together = self.together or max(1, SHARED // max(1, state_bytes(state)))
+        self.together = self.together or count_together(state_bytes(state))
 
     def trim(self) -> None:
         """Between rounds: keep to the budget."""

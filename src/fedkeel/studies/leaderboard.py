@@ -18,6 +18,7 @@ from typing import Any
 
 from fedkeel import __version__
 from fedkeel.core.method import Method
+from fedkeel.data.storage.line_file import append_line, read_whole_lines
 from fedkeel.errors import ExperimentError, FolderError, RequestError, RunError, explain_os_errors, require_known
 from fedkeel.importing import Trust
 from fedkeel.methods import METHODS, build
@@ -27,7 +28,6 @@ from fedkeel.runs.environment import describe_place
 from fedkeel.runs.experiment import Experiment, note_new_default
 from fedkeel.runs.finished_run import NO_SAMPLE, RAISE_SHARE, Run
 from fedkeel.runs.folder import read_environment
-from fedkeel.runs.line_file import append_line, read_whole_lines
 from fedkeel.runs.record import LAST, by_round
 from fedkeel.studies.cost_to_target import cost_to, spent
 from fedkeel.studies.grids import Setting, check_fresh_seeds

@@ -18,6 +18,7 @@ from fedkeel.data.storage.download import BATCH, explain_errors, load_repository
 from fedkeel.data.storage.folder import Draft, damaged, is_complete, open_folder
 from fedkeel.data.storage.pictures import refuse_deep
 from fedkeel.data.storage.source import Source
+from fedkeel.data.tables import warn_of_untrained
 from fedkeel.errors import DataError, require_known
 from fedkeel.randomness import key, permutation
 
@@ -118,7 +119,7 @@ def fetch(draft: Draft) -> None:
     first = splits["train"]
     image, label = find_image(first, asked), find_label(first, asked)
     owners, names = ({}, []) if asked.group is None else number_owners(splits, asked.group, asked.repository)
-    classes = first.features[label].names if hasattr(first.features[label], "names") else None
+    classes = find_classes(splits, label, asked.repository)
     words = None if classes else list_words(splits, label, asked.repository)
     seen, sums = hashlib.sha256(), np.zeros((2, 3))
     with explain_errors(draft, "train"):
@@ -165,14 +166,24 @@ def number_owners(splits: Mapping[str, Any], column: str, repository: str) -> tu
     return {word: place for place, word in enumerate(words)}, [classes[int(one)] for one in words] if classes else words
 
 
+def find_classes(splits: Mapping[str, Any], column: str, repository: str) -> list[str] | None:
+    """The names of the classes, which both splits number alike; None where the column holds words or numbers."""
+    train, test = (getattr(splits[name].features.get(column), "names", None) for name in ("train", "test"))
+    if train != test:
+        raise DataError(f"the splits of {repository} number the classes of {column} otherwise.", "name another: test=…")
+    return train
+
+
 def list_words(splits: Mapping[str, Any], column: str, repository: str) -> list[Any]:
     """The labels of a column without classes, each once and in order."""
-    given = [trim(label) for rows in splits.values() for label in rows[column]]
-    if missing := sum(map(is_missing, given)):
-        line = f"column {column} of {repository} has no label in {missing} of {len(given)} rows."
+    given = {name: [trim(label) for label in rows[column]] for name, rows in splits.items()}
+    everyone = [label for labels in given.values() for label in labels]
+    if missing := sum(map(is_missing, everyone)):
+        line = f"column {column} of {repository} has no label in {missing} of {len(everyone)} rows."
         raise DataError(line, f"choose splits whose labels are published, or {LEAVE_OUT}")
     try:
-        return sorted({*given})
+        warn_of_untrained(sorted({*given["test"]} - {*given["train"]}))
+        return sorted({*everyone})
     except TypeError:
         line = f"column {column} of {repository} holds no labels: one word or number for each picture."
         raise DataError(line, "name another: label=COLUMN") from None

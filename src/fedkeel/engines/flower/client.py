@@ -27,7 +27,7 @@ from fedkeel.engines.machine import steady
 from fedkeel.engines.rehearsal import expected_messages
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FedkeelError, RequestError, blame_own_code
-from fedkeel.problems.sound_data import check_labels, unwatch
+from fedkeel.problems.class_labels import check_labels, unwatch
 from fedkeel.text import in_one_line
 
 log = logging.getLogger("fedkeel")

@@ -14,6 +14,7 @@ from flwr.app import Context
 
 from fedkeel.core.rule import State
 from fedkeel.core.states import Arrays, Damaged, from_arrays, read, to_arrays, write
+from fedkeel.data.storage.line_file import append_line
 from fedkeel.engines.flower.records import Refused, digest, pack, unpack
 
 log = logging.getLogger("fedkeel")
@@ -33,9 +34,7 @@ def witness_file(folder: Path, client: int, identity: str) -> Path:
 
 def keep_witness(file: Path, round: int, head: str) -> None:
     """Keep the hash of the last line of the server's audit log: whoever makes that log anew has another one."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a", encoding="utf-8", newline="\n") as lines:
-        lines.write(json.dumps({"round": round + 1, "head": head[:64]}) + "\n")
+    append_line(file, json.dumps({"round": round + 1, "head": head[:64]}), json.loads)
 
 
 class NodeMemory:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedkeel.data.storage.line_file import append_line, read_whole_lines
+from fedkeel.errors import RunError, explain_os_errors
 from fedkeel.problems.task import Scores
 
 log = logging.getLogger("fedkeel")
@@ -29,8 +31,9 @@ class SiteLedger:
     def write(self, round: int, sites: Mapping[int, Scores], together: Scores) -> None:
         """Append what was measured after a round, at each site and together."""
         line = {"round": round, "together": means(together), "sites": {str(c): means(s) for c, s in sites.items()}}
-        with self.file.open("a", encoding="utf-8", newline="\n") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
+        full = "free some space, then start the server again: the run continues"
+        with explain_os_errors(f"cannot write {self.file}", "let the server write there", RunError, full=full):
+            append_line(self.file, json.dumps(line, allow_nan=False), json.loads)
         for client, scores in sites.items():
             told = ", ".join(f"{name} {value:.4g}" for name, value in means(scores).items() if value is not None)
             log.info("round %d: site %d: %s", round, client, told)
@@ -54,7 +57,7 @@ def read_sites(file: Path) -> dict[int, dict[str, float | None]]:
     if not file.exists():
         return {}
     try:
-        last = json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
+        last = json.loads([line for line in read_whole_lines(file, json.loads) if line.strip()][-1])
         every = {TOGETHER: last["together"]} | {int(client): scores for client, scores in last["sites"].items()}
         return {
             client: {str(name)[:40]: None if value is None else float(value) for name, value in scores.items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkeel.runs.line_file import append_line
+from fedkeel.data.storage.line_file import append_line
 
 
 @pytest.mark.parametrize("before", ['{"a": 1}\n', '{"a": 1}', ""])
