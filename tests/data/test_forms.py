@@ -250,6 +250,17 @@ def test_whole_numbers_are_classes_of_their_own_number_in_every_type(small, kind
     assert replace(small, clients=[table], test=None).clients[0][1].tolist() == numbers
 
 
+def test_named_columns_alone_are_inputs_in_their_order(small):
+    table, other = frame(small.clients[0]), frame(small.test).assign(note="left out")
+    made = fk.Problem(small.loss, [table], small.model, test=other, columns=["x2", "x0"])
+    assert made.columns == ("x2", "x0")
+    assert torch.equal(made.clients[0][0], small.clients[0][0][:, [2, 0]])
+    assert torch.equal(made.test[0], small.test[0][:, [2, 0]])
+    assert replace(made, name="again").columns == made.columns
+    assert fk.Problem(small.loss, [table], small.model).columns == tuple(f"x{i}" for i in range(table.shape[1] - 1))
+    assert small.columns is None
+
+
 def test_columns_may_have_numbers_for_names(small):
     table = pandas.DataFrame([[1.5, 2.5, 0], [3.5, 4.5, 1]])
     by_number, by_word = (replace(small, clients=[table], test=None, label=name) for name in (2, "2"))
@@ -404,6 +415,9 @@ def refused():
         "the labels of client 0 are not all numbers": dict(clients=[table.assign(p="yes")], label=["label", "p"]),
         "label= names no column of client 0": dict(clients=[table], label=[]),
         "client 0 has no column: 2": dict(clients=[table], label=2),
+        "client 0 has no column: x9": dict(clients=[table], columns=["x0", "x9"]),
+        "columns= names the label: label": dict(clients=[table], columns=["x0", "label"]),
+        "columns= names one column twice: x0": dict(clients=[table], columns=["x0", "x1", "x0"]),
         "client 0 has a column without a name": dict(clients=[table.assign(**{"Unnamed: 0": [0, 1, 2, 3]})]),
         "column city of client 1 holds no real numbers": dict(
             clients=[table.assign(city=1), table.assign(city="Bonn")]

@@ -1,6 +1,8 @@
 """A site's own files: tables whose columns are found by name, and images in a folder for each class."""
 
 import re
+import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +90,35 @@ def test_columns_that_cannot_be_are_refused_by_export_and_at_the_site(tmp_path, 
     with pytest.raises(DataError) as refused:
         read_site_files(write(tmp_path / "a", "x,y,z,label\n1,2,3,0\n"), columns.split(","), "label", form)
     assert re.search(told, refused.value.message)
+
+
+def test_sites_read_the_columns_of_the_problems_own_tables_in_their_order(tmp_path):
+    """In the order of the alphabet the server's test set and the sites would have other inputs."""
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"weight": [70.0, 80.0], "age": [30.0, 40.0], "label": [0, 1]})
+    problem = fk.Problem(model=torch.nn.Linear(2, 2), loss=functional.cross_entropy, clients=[table], test=table)
+
+    def exported(name, **more):
+        experiment = fk.Experiment(problem=replace(problem, name=name))  # as one with other fields it knows them, too
+        export(experiment, tmp_path / name, data="folder", clients=2, problem="m:p", **more)
+        return tomllib.loads((tmp_path / name / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+
+    assert exported("a")["columns"] == "weight,age"
+    assert exported("b", columns="weight=1:200,age")["columns"] == "weight=1:200,age"
+    assert exported("c", columns="kg,years")["columns"] == "kg,years"
+    folder = write(tmp_path / "site", "age,weight,label\n30,70,0\n")
+    inputs, _ = read_site_files(folder, exported("d")["columns"].split(","), "label", problem.clients[0])
+    assert torch.equal(inputs, problem.test[0][:1])
+    with pytest.raises(DataError, match=r"inputs in another order than the problem's tables: age, weight\.") as refused:
+        exported("e", columns="age,weight")
+    assert refused.value.hint == "the problem's order is weight, age"
+    spelt = fk.Problem(
+        model=torch.nn.Linear(1, 2),
+        loss=functional.cross_entropy,
+        clients=[table[["age", "label"]].rename(columns={"age": "a=b"})],
+    )
+    with pytest.raises(DataError, match="the column 'a=b' cannot be named to sites"):
+        export(fk.Experiment(problem=spelt), tmp_path / "f", data="folder", clients=2, problem="m:p")
 
 
 @pytest.mark.parametrize(

@@ -52,26 +52,32 @@ def copy_containers(given: Any) -> Any:
 
 @dataclass(frozen=True)
 class Forms:
-    """The data of a problem, each part as tensors or as an object that knows its rows."""
+    """The data of a problem, each part as tensors or as an object that knows its rows, and the inputs of its tables."""
 
     clients: Any
     test: Any
     tests: Any
     proxy: Any
+    columns: tuple[str, ...] | None
 
 
-def read_forms(clients: Any, test: Any, tests: Any, proxy: Any, label: Label | None) -> Forms:
-    """Read all data of a problem; labels in tables are the same in all of them: words, fractions or whole numbers."""
+def read_forms(
+    clients: Any, test: Any, tests: Any, proxy: Any, label: Label | None, columns: Sequence[str] | None = None
+) -> Forms:
+    """Read all data of a problem; labels in tables are the same in all of them: words, fractions or whole numbers.
+
+    `columns` names the inputs of tables in their order; without it all but the label are, as the first table has them.
+    """
     if isinstance(clients, str | Path):
         clients, inside = open_folder(Path(clients).expanduser())
         if test is not None and inside is not None:
             log.warning("%s is not read: test= gives another test set", inside.whose)
         test = inside if test is None else test
-    opened = Forms(open_each(clients, "client"), open_one(test), open_each(tests, "test set"), open_one(proxy))
+    opened = Forms(open_each(clients, "client"), open_one(test), open_each(tests, "test set"), open_one(proxy), None)
     of_clients = list_parts(opened.clients)
     others = [*list_parts(opened.tests), *list_parts([opened.test, opened.proxy])]
     tables = [one for one in (*of_clients, *others) if isinstance(one, Table)]
-    columns = tables[0].columns(label) if tables else ()
+    names = tables[0].columns(label) if tables and columns is None else tuple(columns or ())
     targets = find_targets(tables, label, sum(isinstance(one, Table) for one in of_clients))
     if targets.words and len(tables) < len(of_clients) + len(others):
         raise DataError(
@@ -81,7 +87,8 @@ def read_forms(clients: Any, test: Any, tests: Any, proxy: Any, label: Label | N
 
     def read(one: Any, whose: str) -> Any:
         if isinstance(one, Table):
-            return one.tensors(label, columns, targets)
+            table = one if columns is None else one.choose(names, label)
+            return table.tensors(label, names, targets)
         return one if hasattr(one, "rows") else read_data(one, whose, label)
 
     def read_each(part: Any, word: str) -> Any:
@@ -98,6 +105,7 @@ def read_forms(clients: Any, test: Any, tests: Any, proxy: Any, label: Label | N
         read_one(opened.test, "the test set"),
         read_each(opened.tests, "the test set of client"),
         read_one(opened.proxy, "the proxy data"),
+        names or None,
     )
 
 

@@ -6,7 +6,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from numbers import Real
 from pathlib import Path
@@ -121,6 +121,18 @@ class Table:
         """The columns that are inputs."""
         labels = self.labels(label)
         return tuple(name for name in map(str, self.frame.columns) if name not in labels)
+
+    def choose(self, columns: Sequence[str], label: Label | None) -> Table:
+        """The table with these inputs and its labels alone."""
+        labels, known = self.labels(label), list(map(str, self.frame.columns))
+        for place, name in enumerate(columns):
+            if name not in known:
+                raise DataError(f"{self.whose} has no column: {name}", nearest(name, known, "columns"))
+            if name in labels or name in columns[:place]:
+                what = "the label" if name in labels else "one column twice"
+                raise DataError(f"columns= names {what}: {name}", "name each input once")
+        wanted = {*columns, *labels}
+        return replace(self, frame=self.frame.loc[:, [str(one) in wanted for one in self.frame.columns]])
 
     def column(self, name: str) -> Any:
         found = self.frame.loc[:, [one for one in self.frame.columns if str(one) == name]]

@@ -21,7 +21,7 @@ from fedkeel.errors import ExperimentError, FolderError, RequestError, writing
 from fedkeel.federation.local_data import FOLDER, PARTITION, describe_form
 from fedkeel.federation.own_problem import describe_sample, show_sample
 from fedkeel.federation.scoring_place import check_validation
-from fedkeel.federation.site_files import LABEL, check_count, read_columns
+from fedkeel.federation.site_files import LABEL, check_count, check_order, read_columns, write_columns
 from fedkeel.importing import path_with_here
 from fedkeel.methods.named import own_names
 from fedkeel.problems.problem import Problem
@@ -56,7 +56,8 @@ def export(
     `data` is "partition" (every node has all data and takes its part), "folder" (each node's own files, in its
     data-dir) or "module:function" (a loader of the user's). Of the last two, `clients` says how many there are.
     `problem` names the problem of the experiment, whose module travels with the app; `columns` and `label` say which
-    columns of tables are inputs, between what their values lie (`age=0:120`), and which is predicted.
+    columns of tables are inputs, between what their values lie (`age=0:120`), and which is predicted. Without `columns`
+    sites read those of the problem's own tables, in their order.
     """
     source, saved = experiment.plan.source, experiment.save()
     if isinstance(source, Problem):
@@ -74,9 +75,12 @@ def export(
         raise ExperimentError(
             f"what was made in a program cannot travel: {made}", "put it into a module and name it: my_module:Name"
         )
+    inputs = source.columns if isinstance(source, Problem) and data == FOLDER else None
+    columns = columns or write_columns(inputs or ())
     named = read_columns(split_words(columns), label)
     if isinstance(source, Problem) and len(like := show_sample(source)) == 2:
         check_count(named, like)
+    check_order(named, inputs or ())
     if data != PARTITION and clients < 1:
         raise RequestError("how many clients have data of their own?", "--clients 10")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -16,7 +16,7 @@ from fedkeel.data.csv_files import refuse_numbers
 from fedkeel.data.storage.pictures import decode_image
 from fedkeel.data.table_files import SUFFIXES, is_hidden, lies_hidden, refuse_others
 from fedkeel.errors import DataError, nearest
-from fedkeel.text import first_line, plural
+from fedkeel.text import first_line, plural, split_words
 
 IMAGES = (".png", ".jpg", ".jpeg")
 OTHER_IMAGES = (".bmp", ".dcm", ".gif", ".tif", ".tiff", ".webp")
@@ -57,6 +57,21 @@ def read_columns(words: Sequence[str], label: str) -> list[Column]:
     if label in names:
         raise DataError(f"--columns names the label, {label}, as an input.", "leave it out, or give another --label")
     return columns
+
+
+def write_columns(names: Sequence[str]) -> str:
+    """Write names of columns as `read_columns` reads them."""
+    if unfit := next((name for name in names if split_words(name) != [name] or "=" in name), None):
+        raise DataError(f"the column {unfit!r} cannot be named to sites.", "leave out commas, = and spaces at its ends")
+    return ",".join(names)
+
+
+def check_order(columns: Sequence[Column], inputs: Sequence[str]) -> None:
+    """Refuse the inputs of the problem's own tables in another order: its test set would be read otherwise."""
+    names = [column.name for column in columns]
+    if names != [*inputs] and sorted(names) == sorted(inputs):
+        line = f"--columns has the inputs in another order than the problem's tables: {', '.join(names)}."
+        raise DataError(line, f"the problem's order is {', '.join(inputs)}")
 
 
 def check_count(columns: Sequence[Column], like: Sample) -> None:

@@ -25,7 +25,7 @@ from fedkeel.ranges import Count
 from fedkeel.typed_values import read_values, types_of
 
 CLIENTS = "clients=[client_0_data, client_1_data, …]"
-PLAIN = {"head": "fc.*", "classes": 10, "separable": False, "name": "hospitals"}
+PLAIN = {"head": "fc.*", "classes": 10, "separable": False, "name": "hospitals", "columns": ("age", "pressure")}
 """Fields that are checked by their types, and what they may look like."""
 SEEN_CLIENTS, SEEN_BYTES = 256, 16 << 20
 OF_MODULE = ("_parameters", "_buffers", "_modules")
@@ -61,6 +61,7 @@ class Problem:
     name: str | None = None  # what tables and reports call it
     prepare: Prepare | None = None  # raw rows -> what the model sees; keys (one per sample) ask for augmentation
     label: Label | None = None  # of data whose parts have names; several columns are one target
+    columns: tuple[str, ...] | None = None  # of tables, in this order: the inputs; if not given, those of the first
 
     def __post_init__(self) -> None:
         plain = {word: getattr(self, word) for word in PLAIN}
@@ -77,7 +78,7 @@ class Problem:
         if self.params is not None:
             check_params(self.params)
         object.__setattr__(self, "model", read_network(self.model))
-        forms = read_forms(self.clients, self.test, self.tests, self.proxy, self.label)
+        forms = read_forms(self.clients, self.test, self.tests, self.proxy, self.label, self.columns)
         for part, data in (vars(forms) | {"params": self.params, "head": self.head}).items():
             object.__setattr__(self, part, copy_containers(data))
         object.__setattr__(self, "label", None)  # `dataclasses.replace` would look for it in data that are read already
