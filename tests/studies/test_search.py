@@ -194,11 +194,16 @@ def test_a_candidate_that_failed_does_not_go_on():
     assert [rung.ranked for rung in nothing] == [[]]
 
 
-def test_rules_that_do_not_fit_together_are_no_candidates():
+def test_rules_that_do_not_fit_together_are_no_candidates(caplog):
     fair = {"rule": "Fair", "q": 1.0}  # it weighs by losses, which nobody reports here
     parts = {"weights": {"uniform": {"rule": "Uniform"}, "fair": fair}}
     drawn = Search.load(BASE | {"parts": parts}).draw(COMPOSED)
     assert {dict(one.setting)["weights"] for one in drawn} == {"uniform"}
+    (told,) = [
+        line for line in caplog.messages if line.startswith("no candidate")
+    ]  # the rates, which others have too, are not blamed
+    assert told.startswith("no candidate has weights = 'fair': all 3 draws with it were refused: ")
+    assert "Fair" in told
     with pytest.raises(RequestError, match="Fair"):
         Search.load(BASE | {"parts": {"weights": {"fair": fair}}}).draw(COMPOSED)
 
@@ -220,6 +225,9 @@ WRONG = [
     ({"parts": {"filter": {"into": "gradient"}}}, "has no option"),
     ({"parts": {"objective": {"loss": [{"rule": "Sam", "rho": 0.1}]}}}, "must be an objective"),
     ({"parts": {"objective": {"mine": "calibratd"}}}, "unknown objective"),
+    ({"parts": {"objective": {"loss": "loss", "mine": "calibratd:0.5"}}}, "unknown objective: 'calibratd'"),
+    ({"parts": {"filter": {"none": [], "mine": [{"rule": "mine:Rule", "rho": [0.1, 0.2]}]}}}, "the rule 'mine:Rule'"),
+    ({"parts": {"objective": {"loss": "loss", "mine": "mine:Objective"}}}, "the objective 'mine:Objective'"),
     ({"parts": {"filter": {"high": "HighPass"}}}, "must be a list of rules"),
     ({"parts": {"weights": {"none": []}}}, "must be one weighting"),
     ({"parts": {"filter": 3}}, "is a table of its options"),
