@@ -285,6 +285,10 @@ def test_a_line_that_no_page_can_be_made_of_is_refused(tmp_path):
             {"settings": {"small": ARENA | {"experiment": EXPERIMENT | {"evaluation": {"model": "local"}}}}},
             "setting small has an evaluation, and the fair table judges the server's model alone",
         ),
+        (
+            {"settings": {"small": ARENA | {"experiment": {"problem": "problems:small_problem", "validation": 0.2}}}},
+            "setting small has a problem, and every seed of the fair table divides a data set anew",
+        ),
         ({"trust": 3}, "a leaderboard has no key: trust"),
         ({"typed": ["my:method"]}, "a leaderboard has no key: typed"),
         ({"settings": {"small": ARENA | {"experiment": EXPERIMENT | {"dataset": "digit"}}}}, "digit"),
