@@ -270,8 +270,8 @@ def write_tries(file: Path, sides: Mapping[str, Sequence[Rung]]) -> None:
 
 
 def write_winner(file: Path, experiment: Experiment, problem: str | None = None) -> None:
-    """The winning composition as an experiment that `fedkeel run` takes, with the name of the `problem` if it is of
-    one; each seed has a split of its own, as the final runs have: the search's `partition_seed` is that of its tries."""
+    """The winning composition as an experiment that `fedkeel run` takes, with the name of its `problem`, if it has
+    one; each seed has a split of its own, as the final runs have: a `partition_seed` is that of the tries."""
     import tomli_w
 
     from fedkeel.core.states import write_text

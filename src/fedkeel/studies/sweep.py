@@ -40,7 +40,7 @@ from fedkeel.typed_values import check_keys, read_values, types_of
 
 KEYS = ("seeds", "budget", "sampler", "grid", "methods")
 SHARED = tuple(field.name for field in fields(Experiment) if field.name not in ("method", "seed", "data"))
-"""Keys of an experiment that a sweep gives or varies; methods and seeds are lists of their own, no file gives `data`."""
+"""Keys of an experiment that a sweep gives or varies; methods and seeds are lists of their own, `data` no text."""
 SAME = (
     "dataset", "problem", "partition", "partition_seed", "validation", "evaluation", "model", "init",
     "participation", "participants", "unavailable", "rounds", "evaluate_every",
