@@ -113,7 +113,7 @@ def test_texts_and_tables_of_files():
 @for_each(
     ("given", "message"),
     [
-        ("calibrate:1", "unknown objective|cannot import"),
+        ("calibrate:1", "unknown objective: 'calibrate'"),
         ("calibrated:x", "is not one"),
         ("loss:3", "has no number"),
         ("", "unknown objective"),
@@ -271,7 +271,7 @@ OUTPUTS = {
 }
 
 
-@for_each("name, outputs", product(["fedlc", "fedsol", "fedgmt"], OUTPUTS))
+@for_each("name, outputs", product(["fedlc", "fedsol", "fedgmt", "smoothed+fedavg"], OUTPUTS))
 def test_what_has_no_scores_of_classes_is_refused(name, outputs):
     model, loss, target = OUTPUTS[outputs]
     problem = fk.Problem(model=model, loss=loss, clients=[(draw(9, 6), target)] * 2, classes=3)
@@ -291,13 +291,28 @@ def test_logarithms_of_chances_and_shares_of_classes_are_taken(name):
         assert fk.run(fk.Experiment(method=name, problem=problem, **SETTINGS), dtype=torch.float64).params
 
 
+def test_smoothed_labels_are_no_shares_of_classes():
+    problem = fk.Problem(
+        model=nn.Linear(6, 3), loss=functional.cross_entropy, clients=[(draw(9, 6), draw(9, 3).softmax(1))]
+    )
+    with pytest.raises(fk.MethodError, match="reads scores of several classes"):
+        fk.run(fk.Experiment(method="smoothed+fedavg", problem=problem, **SETTINGS), dtype=torch.float64)
+
+
+TAKEN = {
+    "fedlc": "fedlc trains on plain cross-entropy",
+    "smoothed+fedavg": "smoothed+fedavg adds what smooths the labels of plain cross-entropy",
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
 @pytest.mark.parametrize(("weight", "told"), [([1.0, 1.0, 1.0], False), ([1.0, 5.0, 20.0], True)])
-def test_a_loss_that_a_method_does_not_train_on_is_told(weight, told, caplog):
+def test_a_loss_that_a_method_does_not_train_on_is_told(name, weight, told, caplog):
     given = small_problem()
     given.clients[0][1][0] = 255
     problem = replace(given, loss=nn.CrossEntropyLoss(weight=torch.tensor(weight), ignore_index=255))
-    fk.run(fk.Experiment(method="fedlc", problem=problem, **SETTINGS))
-    assert ("fedlc trains on plain cross-entropy" in caplog.text) == told
+    fk.run(fk.Experiment(method=name, problem=problem, **SETTINGS))
+    assert (TAKEN[name] in caplog.text) == told
 
 
 @dataclass(frozen=True)

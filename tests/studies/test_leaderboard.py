@@ -62,6 +62,26 @@ def test_a_method_has_its_tries_its_fresh_seeds_and_its_line_once(fedkeel):
     assert len(Path("results/leaderboard.jsonl").read_text().splitlines()) == 2
 
 
+def test_a_line_that_is_there_is_told_and_one_that_another_process_adds_is_not_made_twice(fedkeel, monkeypatch):
+    Path("table.toml").write_text(tomli_w.dumps(BOARD))
+    board, lines, ran = Leaderboard.load(BOARD), Path("lines.jsonl"), []
+
+    def run(self, arena, method, execute):
+        ran.append(method)
+        append_to(lines, line(board, "fedsam", [0.5, 0.6]))  # the other process
+        return line(board, method, [0.5, 0.6])
+
+    monkeypatch.setattr(Leaderboard, "run", run)
+    words = ["leaderboard", "table.toml", "--lines", "lines.jsonl", "--method"]
+    first = fedkeel(*words, "fedavg,fedsam")
+    assert (first.code, ran) == (0, ["fedavg"])
+    assert "not run again" not in first.err
+    again = fedkeel(*words, "fedavg,fedsam,fedprox", "--page", "table.md")
+    assert ran == ["fedavg", "fedprox"]
+    assert "not run again, since lines.jsonl has their lines: fedavg, fedsam;" in " ".join(again.err.split())
+    assert all(f"| {method} |" in Path("table.md").read_text() for method in ("fedavg", "fedsam", "fedprox"))
+
+
 def test_a_table_without_a_form_of_partition_is_told_once(caplog):
     board = Leaderboard.load(BOARD)
     for method in ("fedavg", "fedprox"):
@@ -284,6 +304,10 @@ def test_a_line_that_no_page_can_be_made_of_is_refused(tmp_path):
         (
             {"settings": {"small": ARENA | {"experiment": EXPERIMENT | {"evaluation": {"model": "local"}}}}},
             "setting small has an evaluation, and the fair table judges the server's model alone",
+        ),
+        (
+            {"settings": {"small": ARENA | {"experiment": {"problem": "problems:small_problem", "validation": 0.2}}}},
+            "setting small has a problem, and every seed of the fair table divides a data set anew",
         ),
         ({"trust": 3}, "a leaderboard has no key: trust"),
         ({"typed": ["my:method"]}, "a leaderboard has no key: typed"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+import torch
 from for_each import for_each
 
 import fedkeel as fk
@@ -28,6 +29,7 @@ from fedkeel.studies.publish import make_rows
 from fedkeel.studies.run_groups import RunGroup
 from fedkeel.studies.search import COMPOSED, PUBLISHED, Search, halve, late_score
 from fedkeel.studies.search_space import Part, compose
+from problems import small_problem
 
 BASE = {
     "dataset": "digits", "model": "logistic", "rounds": 9, "validation": 0.2, "candidates": 9, "seeds": [5, 6],
@@ -194,11 +196,16 @@ def test_a_candidate_that_failed_does_not_go_on():
     assert [rung.ranked for rung in nothing] == [[]]
 
 
-def test_rules_that_do_not_fit_together_are_no_candidates():
+def test_rules_that_do_not_fit_together_are_no_candidates(caplog):
     fair = {"rule": "Fair", "q": 1.0}  # it weighs by losses, which nobody reports here
     parts = {"weights": {"uniform": {"rule": "Uniform"}, "fair": fair}}
     drawn = Search.load(BASE | {"parts": parts}).draw(COMPOSED)
     assert {dict(one.setting)["weights"] for one in drawn} == {"uniform"}
+    (told,) = [
+        line for line in caplog.messages if line.startswith("no candidate")
+    ]  # the rates, which others have too, are not blamed
+    assert told.startswith("no candidate has weights = 'fair': all 3 draws with it were refused: ")
+    assert "Fair" in told
     with pytest.raises(RequestError, match="Fair"):
         Search.load(BASE | {"parts": {"weights": {"fair": fair}}}).draw(COMPOSED)
 
@@ -220,6 +227,9 @@ WRONG = [
     ({"parts": {"filter": {"into": "gradient"}}}, "has no option"),
     ({"parts": {"objective": {"loss": [{"rule": "Sam", "rho": 0.1}]}}}, "must be an objective"),
     ({"parts": {"objective": {"mine": "calibratd"}}}, "unknown objective"),
+    ({"parts": {"objective": {"loss": "loss", "mine": "calibratd:0.5"}}}, "unknown objective: 'calibratd'"),
+    ({"parts": {"filter": {"none": [], "mine": [{"rule": "mine:Rule", "rho": [0.1, 0.2]}]}}}, "the rule 'mine:Rule'"),
+    ({"parts": {"objective": {"loss": "loss", "mine": "mine:Objective"}}}, "the objective 'mine:Objective'"),
     ({"parts": {"filter": {"high": "HighPass"}}}, "must be a list of rules"),
     ({"parts": {"weights": {"none": []}}}, "must be one weighting"),
     ({"parts": {"filter": 3}}, "is a table of its options"),
@@ -322,6 +332,15 @@ def test_a_search_says_in_words_who_is_ahead(mine, measure, told):
     assert told in conclude(Comparison.of(groups, "feddyn", 0.5, "last"))
 
 
+def test_only_what_was_fresh_is_called_so():
+    problem = fk.Experiment(problem=small_problem(), rounds=1)
+    for given, told in ((None, "on fresh seeds and splits"), (problem, "on fresh seeds")):
+        groups = [final_runs(name, last) for name, last in (("mine", {1: 0.9, 2: 0.91}), ("feddyn", {1: 0.6, 2: 0.6}))]
+        for group in groups if given else ():
+            group.runs.update({seed: dataclasses.replace(run, experiment=given) for seed, run in group.runs.items()})
+        assert conclude(Comparison.of(groups, "feddyn", 0.5, "last")).endswith(told)
+
+
 def test_none_is_ahead_by_the_seeds_that_did_not_fail():
     mine, other = final_runs("mine", {1: 0.9, 2: 0.91, 3: None}), final_runs("feddyn", {1: 0.6, 2: 0.6, 3: 0.6})
     told = conclude(Comparison.of([mine, other], "feddyn", 0.5, "last"))
@@ -388,6 +407,38 @@ def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel, 
             kept.unlink()
         older = fedkeel("search", "search.toml", "--engine", "serial", "--no-progress", "--json")
         assert json.loads(older.out) == told
+
+
+def test_a_problem_of_ones_own_is_searched_and_the_winner_names_it(fedkeel, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    module = "import fedkeel as fk\nfrom problems import small_problem\n\ndef mine() -> fk.Problem:\n"
+    Path("own_wards.py").write_text(f"{module}    return small_problem(sizes=(10, 10, 10), test=8)\n")
+    changes = {"problem": "own_wards:mine", "rounds": 2, "first": 1, "candidates": 2, "participation": 1.0}
+    data = BASE | changes | {"parts": {"filter": {"none": []}}, "published": {"scaffold": {}}}
+    for key in ("dataset", "model"):
+        del data[key]
+    Path("search.toml").write_text(tomli_w.dumps(data))
+    asked = ("search", "search.toml", "--engine", "serial", "--no-progress")
+    refused = fedkeel(*asked)
+    assert refused.code == 2
+    assert "the problem 'own_wards:mine'" in " ".join(refused.err.split())
+    done = fedkeel(*asked, "--trust")
+    assert done.code == 0, done.err
+    assert "fedkeel run runs/search/winner.toml --trust" in " ".join(done.err.split())
+    made = fedkeel(
+        "run", "runs/search/winner.toml", "--trust", "--seeds", "5,6", "--engine", "serial", "--out", "again"
+    )
+    assert made.code == 0, made.err
+    judged = {run.plan.seed: run.params for run in map(fk.load_run, Path("runs/search/final").glob("composed-*"))}
+    for seed in (5, 6):
+        again = fk.load_run(f"again/composed/{seed}").params
+        assert all(torch.equal(again[name], leaf) for name, leaf in judged[seed].items())
+
+
+def test_runs_of_a_problem_are_not_sent_to_ray():
+    one = Target(fk.Experiment(problem=small_problem(), rounds=1), Path("a"), "mine")
+    with pytest.raises(RequestError, match="not sent to other machines"):
+        StudyRuns(Machine("serial"), progress=False, crew=object())([one])
 
 
 @pytest.mark.slow

@@ -63,8 +63,13 @@ def leaderboard(
     chosen = [board.arena(setting)] if setting is not None else board.arenas
     execute = StudyRuns(Machine(engine, workers, device, precision), not no_progress).into(out)
     known, began = read_lines(lines), time.monotonic()
-    for arena, name in list(board.missing(known, methods)):
-        if arena not in chosen:
+    asked = [(arena, name) for arena, name in board.missing(known, methods) if arena in chosen]
+    had = [name for name in typed if all(name != other for _, other in asked)]
+    if had and minutes != 0:
+        note(f"not run again, since {lines} has their lines: {', '.join(had)}; delete a line to run its method anew")
+    for arena, name in asked:
+        known = read_lines(lines)  # another process may add to it
+        if (arena, name) not in board.missing(known, [name]):
             continue
         if minutes is not None and time.monotonic() - began >= 60 * minutes:
             break
@@ -79,11 +84,10 @@ def leaderboard(
         if 0 < line.tries < board.tries:
             note(f"{name} had {line.tries} of {board.tries} tries: there are no more in its grid")
         append_to(lines, line)
-        known.append(line)
         last = line.values("last")
         told = ", ".join(f"{100 * value:.2f} %" for value in last.values())
         say(stderr(), "line", "bold green", f"{arena.name}, {name}: {f'last {told}' if told else 'failed'}")
     if page is not None:
         with writing(page):
-            write_text(page, write_page(board, known, file, lines, page))
+            write_text(page, write_page(board, read_lines(lines), file, lines, page))
         typer.echo(page)

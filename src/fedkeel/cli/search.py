@@ -101,7 +101,7 @@ def search(
             for label, one in asked.finals(winner)
         ]
         ends = train(finals)
-    write_winner(out / "winner.toml", winners[0].experiment.with_(validation=0.0))
+    write_winner(out / "winner.toml", winners[0].experiment.with_(validation=0.0), asked.base.get("problem"))
     published = winners[1].experiment.plan.method.name
     form = "json" if json else ""
     groups = group_runs([run for run in ends if run], asked.seeds)
@@ -163,6 +163,7 @@ def conclude(made: Comparison) -> str:
     """What the final runs say of the winner, in a sentence."""
     from fedkeel.analysis.intervals import ALIKE
     from fedkeel.problems.metrics import lower_is_better
+    from fedkeel.problems.problem import Problem
     from fedkeel.studies.run_groups import measure_of
 
     winner = next(group for group in made.groups if group is not made.baseline)
@@ -178,7 +179,8 @@ def conclude(made: Comparison) -> str:
         return f"{names}: not decided, since the interval of their difference holds 0"
     better = (found.mean > 0) != lower_is_better(measure_of(made.groups) or "loss")
     ahead, behind = (winner, made.baseline) if better else (made.baseline, winner)
-    return f"{ahead.label} is ahead of {behind.label} on fresh seeds and splits"
+    own = all(isinstance(run.plan.source, Problem) for run in winner.runs.values())  # its clients are what they are
+    return f"{ahead.label} is ahead of {behind.label} on fresh seeds{'' if own else ' and splits'}"
 
 
 def find_place(experiment: Experiment, tries: Path) -> Path:
@@ -267,17 +269,18 @@ def write_tries(file: Path, sides: Mapping[str, Sequence[Rung]]) -> None:
     write_text(file, "".join(dumps(line) + "\n" for line in lines))
 
 
-def write_winner(file: Path, experiment: Experiment) -> None:
-    """The winning composition as an experiment that `fedkeel run` takes; each seed has a split of its own, as the final
-    runs have: the search's `partition_seed` is that of its tries."""
+def write_winner(file: Path, experiment: Experiment, problem: str | None = None) -> None:
+    """The winning composition as an experiment that `fedkeel run` takes, with the name of its `problem`, if it has
+    one; each seed has a split of its own, as the final runs have: a `partition_seed` is that of the tries."""
     import tomli_w
 
     from fedkeel.core.states import write_text
     from fedkeel.methods.named import own_names
 
-    data = experiment.save()
+    data = experiment.save() | ({} if problem is None else {"problem": problem})
     write_text(file, tomli_w.dumps({key: value for key, value in data.items() if key != "partition_seed"}))
-    say(stderr(), "winner", "bold green", f"fedkeel run {file}{' --trust' if any(own_names(data)) else ''}")
+    trust = " --trust" if problem is not None or any(own_names(data)) else ""
+    say(stderr(), "winner", "bold green", f"fedkeel run {file}{trust}")
 
 
 def show_rungs(sides: Mapping[str, Sequence[Rung]]) -> None:

@@ -16,6 +16,7 @@ from fedkeel.engines.choose import settle_device
 from fedkeel.errors import RequestError, RunError
 from fedkeel.papers.reproduce import place_of
 from fedkeel.runs.environment import check_same_data
+from fedkeel.runs.experiment import given_from_python
 from fedkeel.runs.finished_run import Run
 from fedkeel.studies.sweep import Execute
 
@@ -53,6 +54,8 @@ class StudyRuns:
         """The same on workers, of which one chooses the engine."""
         from fedkeel.studies.ray_cluster import choose_on_ray, runs_on_ray
 
+        if any(given_from_python(one.experiment) for one in targets):
+            raise RequestError("a problem or network of your own is not sent to other machines.", "leave --on out")
         for one in targets:  # a worker's refusal would count as a failure of the method
             check_same_data(one.folder, one.experiment.plan)
         self.machine = settle_engine(targets, self.machine, lambda: choose_on_ray(self._requests(targets), crew))

@@ -42,6 +42,7 @@ class Objective:
     of: ClassVar[str] = ""  # the method of the model that gives the output, called with the key if asked for
     total: ClassVar[bool] = False  # the values of a batch are added up, not averaged
     scores: ClassVar[bool] = False  # takes scores of several classes before a softmax; other outputs are refused
+    labels: ClassVar[bool] = False  # reads each sample's class: targets with a share for each class are refused
 
     def __post_init__(self) -> None:
         check_fields(self, MethodError, f"objective {type(self).__name__}")
@@ -152,6 +153,7 @@ class Smoothed(Objective):
     smoothing: Share = 0.1
     adds: ClassVar[bool] = True
     scores: ClassVar[bool] = True
+    labels: ClassVar[bool] = True
 
     def losses(self, output: Tensor, target: Tensor, given: Given) -> Tensor:
         scores = put_classes_last(output, target)

@@ -146,7 +146,7 @@ def load_objective(data: Any, trust: Trust = Trust.NOTHING) -> Objective:
 def _parse(text: str, trust: Trust) -> Objective:
     """`calibrated` alone has the number of its paper."""
     name, _, number = text.partition(":")
-    if name not in OBJECTIVES and number:  # module:Class
+    if name not in OBJECTIVES and number[:1].isidentifier():  # module:Class
         return load_objective({"objective": text}, trust)
     kind = _kind(name, trust)
     if not number:

@@ -114,7 +114,10 @@ def decorrelate(base: Method, beta: NonNegative = 0.1) -> Method:
 
 
 def smooth_labels(base: Method, smoothing: Share = 0.1) -> Method:
-    """The plug-in `smoothed+BASE`: a share of each label is divided among all classes.  smoothing = 0 is the base."""
+    """The plug-in `smoothed+BASE`: a share of each label is divided among all classes.  smoothing = 0 is the base.
+
+    Perturbations still climb on the loss alone.
+    """
     return train_on(base, Smoothed(smoothing), "smoothed")
 
 

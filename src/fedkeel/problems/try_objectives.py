@@ -17,6 +17,7 @@ from fedkeel.core.objectives import (
     CodeBottleneck,
     Given,
     Objective,
+    Smoothed,
     names_a_class,
     put_classes_last,
 )
@@ -117,7 +118,8 @@ def check_scores(task: Task, method: Method, objective: Objective, judged: list[
     given = [(output[0] if objective.features else output, tensors) for output, tensors, _ in judged]
     output, tensors = given[0]
     target, reads = tensors[-1], f"{method.name} ({objective}) reads scores of several classes"
-    alike = isinstance(output, Tensor) and output.shape == target.shape and "histogram" not in objective.asks
+    labels = objective.labels or "histogram" in objective.asks
+    alike = isinstance(output, Tensor) and output.shape == target.shape and not labels
     if class_scores(output, target) is None and not (alike and may_be_shares(target)):
         raise MethodError(
             f"{reads}, and this network gives {describe(output)} for targets {describe(target)}.",
@@ -194,9 +196,15 @@ def add_rows(count: int, part: Any) -> Any:
 
 @torch.no_grad()
 def describe_other_loss(method: Method, task: Task) -> str | None:
-    """Say that a method trains on cross-entropy and the problem's own loss has other values; None where it has not."""
+    """Say that a method trains on cross-entropy, or smooths the labels of it, and the problem's own loss has other
+    values; None where it has not."""
     taken = any(isinstance(one, Calibrated | CodeBottleneck) for one in method.objectives)
-    if not taken or hasattr(task.problem.loss, "batch_mean") or task.problem.loss is functional.cross_entropy:
+    smoothed = any(isinstance(one, Smoothed) for one in method.objectives)
+    if (
+        not (taken or smoothed)
+        or hasattr(task.problem.loss, "batch_mean")
+        or task.problem.loss is functional.cross_entropy
+    ):
         return None
     try:
         tensors = draw_samples(task)
@@ -211,8 +219,13 @@ def describe_other_loss(method: Method, task: Task) -> str | None:
             own = task.compute_loss(task.mean_loss, model, tensors, output).mean()
         known = tensors[-1].masked_fill(~names_a_class(tensors[-1], scores.shape[-1]), -100)
         if not torch.allclose(own, functional.cross_entropy(scores.movedim(-1, 1), known), rtol=1e-3, atol=1e-5):
+            if taken:
+                return (
+                    f"{method.name} trains on plain cross-entropy, and the problem's own loss has other values: its "
+                    "weights of classes, smoothing or further terms are only measured"
+                )
             return (
-                f"{method.name} trains on plain cross-entropy, and the problem's own loss has other values: its "
-                "weights of classes, smoothing or further terms are only measured"
+                f"{method.name} adds what smooths the labels of plain cross-entropy, and the problem's own loss has "
+                "other values: weights of classes, a class it ignores or smoothing of its own are not in what is added"
             )
     return None

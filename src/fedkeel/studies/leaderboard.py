@@ -109,6 +109,11 @@ class Leaderboard:
                     f"setting {name} has an evaluation, and the fair table judges the server's model alone.",
                     "leave evaluation out; `fedkeel sweep` compares methods by their clients' models",
                 )
+            if "problem" in arenas[-1].experiment:
+                raise ExperimentError(
+                    f"setting {name} has a problem, and every seed of the fair table divides a data set anew.",
+                    "`fedkeel sweep` compares methods on a problem of your own",
+                )
         check_keys(data, KEYS, ExperimentError, "a leaderboard", "key")
         given = {word: value for word, value in data.items() if word != "settings"}
         given = read_values(given, types_of(Leaderboard), ExperimentError)

@@ -10,6 +10,7 @@ from fedkeel.errors import RequestError
 from fedkeel.randomness import key
 from fedkeel.studies.grids import Setting
 from fedkeel.studies.search import DRAWS, Candidate, Search, late_score
+from fedkeel.studies.search_space import warn_of_left_out
 from fedkeel.studies.sweep import Execute, Sweep, Tuned, attempt, is_positive, is_taken, with_value
 
 STEPS = 50  # values between the ends of an interval, at least
@@ -55,6 +56,7 @@ def propose_candidates(search: Search, side: str, execute: Execute) -> list[Cand
     """Candidates of a search, proposed in batches by what those before have scored on the first rung."""
     study, failed = begin_study(search.seed, f"optuna {side}")
     grids, found, rounds = search.grids(side), dict[Candidate, float | None](), search.rungs[0]
+    refused: list[tuple[Setting, RequestError]] = []
     for _ in range(DRAWS):
         fresh: dict[Any, Candidate] = {}
         for trial in (study.ask() for _ in range(min(BATCH, search.candidates - len(found)))):
@@ -62,8 +64,9 @@ def propose_candidates(search: Search, side: str, execute: Execute) -> list[Cand
             setting = tuple((word, _value(trial, f"{method} {word}", grid)) for word, grid in grids[method].items())
             try:
                 fresh[trial] = search.candidate(side, method, setting)
-            except RequestError:
+            except RequestError as error:
                 study.tell(trial, state=failed)
+                refused.append((setting, error))
         new = list(dict.fromkeys(one for one in fresh.values() if one not in found))
         runs = execute([(one.name_try(rounds), one.experiment.with_(rounds=rounds)) for one in new])
         found |= {one: None if run is None else late_score(run) for one, run in zip(new, runs, strict=True)}
@@ -72,7 +75,10 @@ def propose_candidates(search: Search, side: str, execute: Execute) -> list[Cand
             study.tell(trial, score, state=failed if score is None else None)
         if len(found) >= search.candidates:
             break
-    return list(found) or search.draw(side)
+    if not found:
+        return search.draw(side)
+    warn_of_left_out([one.setting for one in found], refused)
+    return list(found)
 
 
 def _value(trial: Any, word: str, values: Sequence[Any]) -> Any:

@@ -44,7 +44,7 @@ from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.record import counted, list_scored
 from fedkeel.studies.grids import Setting, check_fresh_seeds, describe, grid_of, settings_of, with_setting
 from fedkeel.studies.optimiser_grids import split_composed
-from fedkeel.studies.search_space import Part, compose, read_parts
+from fedkeel.studies.search_space import Part, compose, read_parts, warn_of_left_out
 from fedkeel.studies.sweep import FAILED, MOST, SHARED, Execute, Sweep
 from fedkeel.text import plural
 from fedkeel.typed_values import check_keys, read_values, types_of
@@ -234,16 +234,17 @@ class Search:
 
     def _that_fit(self, side: str, tries: Iterator[tuple[str, Setting]], count: int) -> list[Candidate]:
         found: dict[Candidate, None] = {}
-        refused: RequestError | None = None
+        refused: list[tuple[Setting, RequestError]] = []
         for method, setting in tries:
             try:
                 found.setdefault(self.candidate(side, method, setting))
             except RequestError as error:
-                refused = refused or error
+                refused.append((setting, error))
             if len(found) == count:
                 break
         if not found:
-            raise refused or ExperimentError(f"the {side} side has no candidate.")
+            raise refused[0][1] if refused else ExperimentError(f"the {side} side has no candidate.")
+        warn_of_left_out([one.setting for one in found], refused)
         return list(found)
 
     def finals(self, winner: Candidate) -> list[tuple[str, Experiment]]:

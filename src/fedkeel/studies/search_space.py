@@ -16,15 +16,19 @@ which the parts are written.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedkeel.errors import ExperimentError, nearest
+from fedkeel.errors import ExperimentError, RequestError, nearest
 from fedkeel.importing import Trust
 from fedkeel.methods.composition import load_objective, load_rule
+from fedkeel.methods.named import named_parts
 from fedkeel.studies.grids import Setting, label_of
 from fedkeel.typed_values import show_value
+
+log = logging.getLogger("fedkeel")
 
 PLACES = ("perturb", "gradient", "server", "weights", "objective")
 """Where a part may stand in a method."""
@@ -57,9 +61,10 @@ class Part:
                 f"part {name} has no option.", 'write sam = [{rule = "Sam", rho = 0.1}], or none = []'
             )
         chains = {label: chain for word, option in options.items() for label, chain in _variants(word, option)}
-        for chain in chains.values():
-            for one in chain:
-                load_objective(one, trust) if into == "objective" else load_rule(one, trust)
+        read = load_objective if into == "objective" else load_rule
+        made = [read(one, trust) for chain in chains.values() for one in chain]
+        if (named := next(named_parts(made), None)) is not None:
+            raise named.error
         return Part(name, into, chains)
 
 
@@ -140,3 +145,20 @@ def compose(parts: Sequence[Part], setting: Setting, name: str) -> dict[str, Any
         return method
     phase = {word: method.pop(word) for word in ("perturb", "gradient", "objective") if word in method}
     return method | {"phases": [phase]}
+
+
+def warn_of_left_out(found: Iterable[Setting], refused: Iterable[tuple[Setting, RequestError]]) -> None:
+    """Log which options and values no candidate has, since every draw with them was refused, and why the first was."""
+    taken = {_show(pair) for setting in found for pair in setting}
+    reasons: dict[str, list[str]] = {}
+    for setting, error in refused:
+        for pair in setting:
+            reasons.setdefault(_show(pair), []).append(error.message)
+    for what, why in reasons.items():
+        if what not in taken:
+            many = "the only draw with it was" if len(why) == 1 else f"all {len(why)} draws with it were"
+            log.warning("no candidate has %s: %s refused: %s", what, many, why[0])
+
+
+def _show(pair: tuple[str, Any]) -> str:
+    return f"{pair[0]} = {show_value(pair[1])}"

@@ -39,11 +39,11 @@ from fedkeel.studies.optimiser_grids import Grids, give_own_rates, split_by_opti
 from fedkeel.typed_values import check_keys, read_values, types_of
 
 KEYS = ("seeds", "budget", "sampler", "grid", "methods")
-SHARED = tuple(field.name for field in fields(Experiment) if field.name not in ("method", "seed", "problem"))
-"""Keys of an experiment that a sweep gives or varies; methods and seeds are lists of their own."""
+SHARED = tuple(field.name for field in fields(Experiment) if field.name not in ("method", "seed", "data"))
+"""Keys of an experiment that a sweep gives or varies; methods and seeds are lists of their own, `data` no text."""
 SAME = (
-    "dataset", "partition", "partition_seed", "validation", "evaluation", "model", "init", "participation",
-    "participants", "unavailable", "rounds", "evaluate_every",
+    "dataset", "problem", "partition", "partition_seed", "validation", "evaluation", "model", "init",
+    "participation", "participants", "unavailable", "rounds", "evaluate_every",
 )  # fmt: skip
 """What every method gets alike, so no grid varies it."""
 FAILED = "the run failed"
