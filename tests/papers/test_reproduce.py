@@ -129,6 +129,21 @@ def test_a_curve_has_every_fiftieth_round_of_a_paper_of_two_hundred_and_more_of_
     assert len(curve_of(records, 199)) > 4
 
 
+def test_a_round_in_which_a_run_once_ended_is_in_no_line_of_what_it_became():
+    """Scored every second round, it ended in the third, and went on."""
+    one = cell(experiment=dict(TINY) | {"evaluate_every": 2})
+    run = run_of(one)
+    made = [replace(r, accuracy={2: 0.2, 3: 0.9, 4: 0.3, 6: 0.4}.get(r.round)) for r in run.records]
+    ends = {3: 0.9, 6: 0.4}
+    results = {n: run.result | {"rounds": n, "best": end, "last": end} for n, end in ends.items()}
+    short, long = (entry_of(one, replace(run, records=made[:n], result=results[n]), {}) for n in ends)
+    assert (short.bests, short.rounds_to(30.0)) == ([[2, 20.0], [3, 90.0]], 3)
+    assert (long.bests, long.rounds_to(30.0)) == ([[2, 20.0], [4, 30.0], [6, 40.0]], 4)
+    assert long.curve == {"2": 20.0, "4": 30.0, "6": 40.0}
+    assert long.continues(short)
+    assert not long.continues(replace(short, bests=[[2, 21.0], [3, 90.0]]))
+
+
 @pytest.mark.parametrize(("method", "sent"), [("fedavg", 1.0), ("scaffold", 2.0), ("fedsmoo", 2.0)])
 def test_bytes_are_told_in_units_of_fedavg(method, sent):
     one = cell(experiment=dict(TINY) | {"method": {"name": method}})

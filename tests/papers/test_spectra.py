@@ -117,6 +117,21 @@ def test_figures_of_spectra_are_drawn_from_the_ledger_alone():
     assert "1 cell of 4 ran shorter than the paper's; the shortest has 30 of 120 rounds" in short.differs
 
 
+def test_a_figure_takes_the_run_that_a_cell_of_its_length_would():
+    """A run of just the figure's rounds, wherever its line stands, and not what a longer one was then."""
+    figure = find_figure("specgradfilter:figure-1")
+    cell = next(one for one in figure.cells if one.row == "FL, 0.1")
+    spectra = gather_spectra([record(at) for at in (30, 60, 90, 120)])
+    own = entry(last=31.0, best=33.0, bests=[[9, 33.0]], spectra=spectra)
+    longer = entry(rounds=300, last=50.0, best=50.0, bests=[[9, 30.0], [300, 50.0]], spectra=spectra)
+    for lines in ([own, longer], [longer, own]):
+        assert FigureRuns(figure, lines).entries_of(cell) == [own]
+    assert [one.rounds for one in FigureRuns(figure, [longer]).entries_of(cell)] == [120]
+    mute = replace(longer, bests=[])  # an older line, which does not tell what it had by round 120
+    assert FigureRuns(figure, [mute]).entries_of(cell) == [mute]
+    assert FigureRuns(figure, [own, replace(mute, seed=1)]).entries_of(cell) == [own]
+
+
 def test_divergence_counts_the_layers_that_the_filter_changes():
     """A quarter less in the first layer; the second is a norm, which the filter leaves alone."""
     figure = find_figure("specgradfilter:figure-2")
