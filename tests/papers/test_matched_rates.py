@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from fedkeel.cli.main import call
-from fedkeel.papers import find
+from fedkeel.papers import find, tables
 from fedkeel.papers.ledger import Entry, read
 from fedkeel.papers.matched_rates import matched
 from fedkeel.papers.reproduce import done, runs_of, settings_of, varied
+from fedkeel.papers.results_page import write_question
 from fedkeel.papers.verdicts import judge
 
 ROWS = {c.row: c for c in find("questions:step")}
@@ -64,6 +65,14 @@ def test_a_rate_that_was_tried_is_not_taken_for_the_matched_one():
     tried = replace(entry("FedAvg, matched lr", 0.03, lr=0.9), lr_matches="")
     assert runs_of(MATCHED, [own, tried]) == [own]
     assert runs_of(MATCHED, [older, tried]) == [older]
+
+
+def test_the_page_names_every_rate_that_was_matched_and_the_mean_step():
+    """Another seed of what it is matched to moves the rate; the earlier run stays."""
+    table = next(one for one in tables("questions") if one.name == "step")
+    lines = [entry("FedAvg, matched lr", 0.03, rounds=300, lr=0.06)]
+    lines += [entry("FedAvg, matched lr", 0.04, rounds=300, seed=1, lr=0.07)]
+    assert "| 300 | 2 | 0.0 | 0.06, 0.07 | 0.035 |" in "\n".join(write_question(table, judge(table.cells, lines)))
 
 
 def test_a_rate_that_is_given_is_the_only_one_that_counts():
