@@ -14,6 +14,7 @@ from fedkeel.papers.verdicts import judge
 
 ROWS = {c.row: c for c in find("questions:step")}
 MATCHED = ROWS["FedAvg, matched lr"]
+PAIR = ("SpecGradFilter", "FedAvg")
 
 
 def entry(row, step, rounds=100, seed=0, **changes):
@@ -37,6 +38,15 @@ def test_it_needs_runs_of_both_that_are_equally_long():
     for lines in ([], [entry("FedAvg", 0.05)], [entry("FedAvg", 0.05), entry("SpecGradFilter", 0.03, rounds=50)]):
         (found,) = matched([MATCHED], lines)
         assert "run those first" in found.unmeasured
+
+
+def test_it_is_that_of_the_longest_runs_that_both_have():
+    lengths = {50: (0.01, 0.05), 100: (0.03, 0.05), 200: (0.04, None)}
+    lines = [
+        entry(row, step, rounds) for rounds, steps in lengths.items() for row, step in zip(PAIR, steps, strict=True)
+    ]
+    (found,) = matched([MATCHED], lines)
+    assert found.experiment["lr"] == pytest.approx(0.1 * 0.03 / 0.05)
 
 
 def test_its_own_runs_are_known_by_name_and_not_taken_for_fedavgs():

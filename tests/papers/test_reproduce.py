@@ -144,7 +144,7 @@ def test_a_round_in_which_a_run_once_ended_is_in_no_line_of_what_it_became():
     assert not long.continues(replace(short, bests=[[2, 21.0], [3, 90.0]]))
 
 
-@pytest.mark.parametrize(("method", "sent"), [("fedavg", 1.0), ("scaffold", 2.0), ("fedsmoo", 2.0)])
+@pytest.mark.parametrize(("method", "sent"), [("fedavg", 1.0), ("scaffold", 2.0), ("fedsmoo", 2.0), ("ghbm", 1.5)])
 def test_bytes_are_told_in_units_of_fedavg(method, sent):
     one = cell(experiment=dict(TINY) | {"method": {"name": method}})
     assert entry_of(one, run_of(one, rounds=1), {}).sent == pytest.approx(sent, rel=1e-2)
