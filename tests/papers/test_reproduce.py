@@ -19,6 +19,7 @@ from fedkeel.papers import PAPERS, Cell, find, ledger, tables
 from fedkeel.papers.claim_verdicts import decide_claims
 from fedkeel.papers.order import in_order, parts
 from fedkeel.papers.reproduce import (
+    bests_of,
     chosen,
     curve_of,
     done,
@@ -126,7 +127,13 @@ def test_a_cell_is_run_measured_and_kept(tmp_path):
 def test_a_curve_has_every_fiftieth_round_of_a_paper_of_two_hundred_and_more_of_a_shorter_one():
     records = [RoundRecord(r, [], None, None, 0, 0, 0, 0.0, accuracy=0.5) for r in range(1, 201)]
     assert list(curve_of(records, 200)) == ["50", "100", "150", "200"]
-    assert len(curve_of(records, 199)) > 4
+    for rounds, every in ((199, 5), (20, 5), (19, 1), (15, 1)):
+        assert [*curve_of(records, rounds)] == [str(r) for r in range(every, 201, every)]
+
+
+def test_a_round_that_is_as_good_as_one_before_is_no_best():
+    records = [RoundRecord(r, [], None, None, 0, 0, 0, 0.0, accuracy=a) for r, a in enumerate((0.5, 0.5, 0.4, 0.6), 1)]
+    assert bests_of(records) == [[1, 50.0], [4, 60.0]]
 
 
 def test_a_round_in_which_a_run_once_ended_is_in_no_line_of_what_it_became():
@@ -211,6 +218,7 @@ def test_costs_follow_gradient_evaluations():
     known = [replace(entry_of(plain, run_of(plain, rounds=3), {}), seconds=30.0)]
     assert seconds_like(plain, known) == pytest.approx(60.0)
     assert seconds_like(sam, known) == pytest.approx(120.0)
+    assert seconds_like(plain, [replace(known[0], seed=1, seconds=90.0), *known]) == pytest.approx(60.0)  # the newest
     wide = cell(experiment=dict(TINY) | {"model": "mlp"})
     assert seconds_like(wide, known) is None
     # seconds of a run beside others are better than none

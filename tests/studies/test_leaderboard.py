@@ -206,7 +206,7 @@ def test_an_optimiser_is_tuned_on_its_own_rates_and_who_cannot_be_averaged_is_no
 
 
 def scored(number, accuracy):
-    return RoundRecord(number, [0], 1.0, 0.0, 7, 1, 1, 1.0, accuracy=accuracy)
+    return RoundRecord(number, [0], 1.0, 0.0, 7, 1_000_000, 500_000, 1.0, accuracy=accuracy)
 
 
 def final_run(records, every=1, **more):
@@ -224,6 +224,7 @@ def test_a_round_in_which_a_final_run_once_ended_is_none_of_its_scores():
     found = score_of(final_run(records, every=4), 0.6)
     assert (found["best"], found["last"], found["mean_last"]) == pytest.approx((0.6, 0.5, 1.3 / 3))
     assert (found["rounds_to_target"], found["gradients_to_target"], found["gradients"]) == (8, 56, 84)
+    assert found["megabytes"] == 18.0
 
 
 def test_an_average_is_scored_by_its_last_round_as_the_trained_model_is():
