@@ -111,6 +111,14 @@ def test_one_seed_confirms_nothing():
     assert judge(cells, lines)[0].verdict == "differs (order: one seed)"
 
 
+def test_a_lead_is_held_against_the_larger_noise_of_its_two_rows():
+    lines = [entry(row, value, seed) for row, value in (("A", 80.0), ("B", 72.0)) for seed in range(2)]
+    for spreads, verdict in (((0.0, 0.0), "ordering holds"), ((5.0, 0.0), "not judged"), ((0.0, 5.0), "not judged")):
+        cells = [cell("A", 80.0, spread=spreads[0]), cell("B", 72.0, spread=spreads[1])]
+        (lead,) = leads(Table("fedfft", "1", "", tuple(cells), (("A", "B"),)), judge(cells, lines))
+        assert (lead.measured, lead.verdict) == (8.0, verdict)
+
+
 # ---- runs of another length ----------------------------------------------------------------------------------------
 def test_a_longer_run_is_taken_at_the_cells_own_last_round():
     """800 rounds that end at 80 % stand at 50 % after 500: the 500-round cell takes that, not the end."""
