@@ -106,7 +106,12 @@ def test_expectations_are_read_off_the_numbers():
     assert [holds for _, holds in read(best, A=[1, 3, 2])] == [True]
     assert [holds for _, holds in read(best, A=[4, 3, 2])] == [False]
     assert read(best, A=[1]) == []
-    for word, numbers, holds in (("rises", [1, 0, 2], True), ("falls", [1, 0, 2], False), ("falls", [1, 1], False)):
+    for word, numbers, holds in (
+        ("rises", [1, 0, 2], True),
+        ("falls", [1, 0, 2], False),
+        ("falls", [1, 1], False),
+        ("rises", [1, 1], False),
+    ):
         assert [one for _, one in read({"line": "A", word: True}, A=numbers)] == [holds]
     assert read({"line": "A", "steady": 1.0}, A=[1, 2, 1.5]) == [("A varies by 1.00 points; steady is at most 1", True)]
     with pytest.raises(fk.RequestError, match="no figure expects this"):

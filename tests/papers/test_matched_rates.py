@@ -5,14 +5,16 @@ from dataclasses import replace
 import pytest
 
 from fedkeel.cli.main import call
-from fedkeel.papers import find
+from fedkeel.papers import find, tables
 from fedkeel.papers.ledger import Entry, read
 from fedkeel.papers.matched_rates import matched
 from fedkeel.papers.reproduce import done, runs_of, settings_of, varied
+from fedkeel.papers.results_page import write_question
 from fedkeel.papers.verdicts import judge
 
 ROWS = {c.row: c for c in find("questions:step")}
 MATCHED = ROWS["FedAvg, matched lr"]
+PAIR = ("SpecGradFilter", "FedAvg")
 
 
 def entry(row, step, rounds=100, seed=0, **changes):
@@ -36,6 +38,15 @@ def test_it_needs_runs_of_both_that_are_equally_long():
     for lines in ([], [entry("FedAvg", 0.05)], [entry("FedAvg", 0.05), entry("SpecGradFilter", 0.03, rounds=50)]):
         (found,) = matched([MATCHED], lines)
         assert "run those first" in found.unmeasured
+
+
+def test_it_is_that_of_the_longest_runs_that_both_have():
+    lengths = {50: (0.01, 0.05), 100: (0.03, 0.05), 200: (0.04, None)}
+    lines = [
+        entry(row, step, rounds) for rounds, steps in lengths.items() for row, step in zip(PAIR, steps, strict=True)
+    ]
+    (found,) = matched([MATCHED], lines)
+    assert found.experiment["lr"] == pytest.approx(0.1 * 0.03 / 0.05)
 
 
 def test_its_own_runs_are_known_by_name_and_not_taken_for_fedavgs():
@@ -64,6 +75,14 @@ def test_a_rate_that_was_tried_is_not_taken_for_the_matched_one():
     tried = replace(entry("FedAvg, matched lr", 0.03, lr=0.9), lr_matches="")
     assert runs_of(MATCHED, [own, tried]) == [own]
     assert runs_of(MATCHED, [older, tried]) == [older]
+
+
+def test_the_page_names_every_rate_that_was_matched_and_the_mean_step():
+    """Another seed of what it is matched to moves the rate; the earlier run stays."""
+    table = next(one for one in tables("questions") if one.name == "step")
+    lines = [entry("FedAvg, matched lr", 0.03, rounds=300, lr=0.06)]
+    lines += [entry("FedAvg, matched lr", 0.04, rounds=300, seed=1, lr=0.07)]
+    assert "| 300 | 2 | 0.0 | 0.06, 0.07 | 0.035 |" in "\n".join(write_question(table, judge(table.cells, lines)))
 
 
 def test_a_rate_that_is_given_is_the_only_one_that_counts():

@@ -19,6 +19,7 @@ from fedkeel.papers import PAPERS, Cell, find, ledger, tables
 from fedkeel.papers.claim_verdicts import decide_claims
 from fedkeel.papers.order import in_order, parts
 from fedkeel.papers.reproduce import (
+    bests_of,
     chosen,
     curve_of,
     done,
@@ -126,10 +127,31 @@ def test_a_cell_is_run_measured_and_kept(tmp_path):
 def test_a_curve_has_every_fiftieth_round_of_a_paper_of_two_hundred_and_more_of_a_shorter_one():
     records = [RoundRecord(r, [], None, None, 0, 0, 0, 0.0, accuracy=0.5) for r in range(1, 201)]
     assert list(curve_of(records, 200)) == ["50", "100", "150", "200"]
-    assert len(curve_of(records, 199)) > 4
+    for rounds, every in ((199, 5), (20, 5), (19, 1), (15, 1)):
+        assert [*curve_of(records, rounds)] == [str(r) for r in range(every, 201, every)]
 
 
-@pytest.mark.parametrize(("method", "sent"), [("fedavg", 1.0), ("scaffold", 2.0), ("fedsmoo", 2.0)])
+def test_a_round_that_is_as_good_as_one_before_is_no_best():
+    records = [RoundRecord(r, [], None, None, 0, 0, 0, 0.0, accuracy=a) for r, a in enumerate((0.5, 0.5, 0.4, 0.6), 1)]
+    assert bests_of(records) == [[1, 50.0], [4, 60.0]]
+
+
+def test_a_round_in_which_a_run_once_ended_is_in_no_line_of_what_it_became():
+    """Scored every second round, it ended in the third, and went on."""
+    one = cell(experiment=dict(TINY) | {"evaluate_every": 2})
+    run = run_of(one)
+    made = [replace(r, accuracy={2: 0.2, 3: 0.9, 4: 0.3, 6: 0.4}.get(r.round)) for r in run.records]
+    ends = {3: 0.9, 6: 0.4}
+    results = {n: run.result | {"rounds": n, "best": end, "last": end} for n, end in ends.items()}
+    short, long = (entry_of(one, replace(run, records=made[:n], result=results[n]), {}) for n in ends)
+    assert (short.bests, short.rounds_to(30.0)) == ([[2, 20.0], [3, 90.0]], 3)
+    assert (long.bests, long.rounds_to(30.0)) == ([[2, 20.0], [4, 30.0], [6, 40.0]], 4)
+    assert long.curve == {"2": 20.0, "4": 30.0, "6": 40.0}
+    assert long.continues(short)
+    assert not long.continues(replace(short, bests=[[2, 21.0], [3, 90.0]]))
+
+
+@pytest.mark.parametrize(("method", "sent"), [("fedavg", 1.0), ("scaffold", 2.0), ("fedsmoo", 2.0), ("ghbm", 1.5)])
 def test_bytes_are_told_in_units_of_fedavg(method, sent):
     one = cell(experiment=dict(TINY) | {"method": {"name": method}})
     assert entry_of(one, run_of(one, rounds=1), {}).sent == pytest.approx(sent, rel=1e-2)
@@ -196,6 +218,7 @@ def test_costs_follow_gradient_evaluations():
     known = [replace(entry_of(plain, run_of(plain, rounds=3), {}), seconds=30.0)]
     assert seconds_like(plain, known) == pytest.approx(60.0)
     assert seconds_like(sam, known) == pytest.approx(120.0)
+    assert seconds_like(plain, [replace(known[0], seed=1, seconds=90.0), *known]) == pytest.approx(60.0)  # the newest
     wide = cell(experiment=dict(TINY) | {"model": "mlp"})
     assert seconds_like(wide, known) is None
     # seconds of a run beside others are better than none

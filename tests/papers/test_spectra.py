@@ -9,7 +9,7 @@ from fedkeel.papers import find, ledger
 from fedkeel.papers.figures import find_figure
 from fedkeel.papers.ledger import Entry
 from fedkeel.papers.reproduce import settings_of
-from fedkeel.papers.spectra import cut_spectra, gather_spectra, has_tracked, rounds_of, spread_out
+from fedkeel.papers.spectra import READINGS, cut_spectra, gather_spectra, has_tracked, rounds_of, spread_out
 from fedkeel.report.figure_page import compare_with_paper
 from fedkeel.report.figure_runs import FigureRuns
 from fedkeel.report.gallery import list_runs
@@ -115,6 +115,29 @@ def test_figures_of_spectra_are_drawn_from_the_ledger_alone():
     assert "no run of 2 cells of 4: FL, 100, cifar10, baseline; FL, 5, cifar10, baseline" in told.differs
     short = compare_with_paper(FigureRuns(figure, [entry(rounds=30, spectra=cut_spectra(spectra, 30))]))
     assert "1 cell of 4 ran shorter than the paper's; the shortest has 30 of 120 rounds" in short.differs
+
+
+@pytest.mark.parametrize(
+    ("bands", "over", "share"), [([4.0, 2.0, 1.0, 1.0], 2.0, 0.75), ([1.0, 3.0, 4.0], 0.25, 0.125)]
+)
+def test_low_bands_are_held_against_the_others(bands, over, share):
+    """The band in the middle of an odd number is in no half."""
+    assert [one.read(bands) for one in READINGS] == [over, share]
+
+
+def test_a_figure_takes_the_run_that_a_cell_of_its_length_would():
+    """A run of just the figure's rounds, wherever its line stands, and not what a longer one was then."""
+    figure = find_figure("specgradfilter:figure-1")
+    cell = next(one for one in figure.cells if one.row == "FL, 0.1")
+    spectra = gather_spectra([record(at) for at in (30, 60, 90, 120)])
+    own = entry(last=31.0, best=33.0, bests=[[9, 33.0]], spectra=spectra)
+    longer = entry(rounds=300, last=50.0, best=50.0, bests=[[9, 30.0], [300, 50.0]], spectra=spectra)
+    for lines in ([own, longer], [longer, own]):
+        assert FigureRuns(figure, lines).entries_of(cell) == [own]
+    assert [one.rounds for one in FigureRuns(figure, [longer]).entries_of(cell)] == [120]
+    mute = replace(longer, bests=[])  # an older line, which does not tell what it had by round 120
+    assert FigureRuns(figure, [mute]).entries_of(cell) == [mute]
+    assert FigureRuns(figure, [own, replace(mute, seed=1)]).entries_of(cell) == [own]
 
 
 def test_divergence_counts_the_layers_that_the_filter_changes():

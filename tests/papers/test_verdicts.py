@@ -111,6 +111,14 @@ def test_one_seed_confirms_nothing():
     assert judge(cells, lines)[0].verdict == "differs (order: one seed)"
 
 
+def test_a_lead_is_held_against_the_larger_noise_of_its_two_rows():
+    lines = [entry(row, value, seed) for row, value in (("A", 80.0), ("B", 72.0)) for seed in range(2)]
+    for spreads, verdict in (((0.0, 0.0), "ordering holds"), ((5.0, 0.0), "not judged"), ((0.0, 5.0), "not judged")):
+        cells = [cell("A", 80.0, spread=spreads[0]), cell("B", 72.0, spread=spreads[1])]
+        (lead,) = leads(Table("fedfft", "1", "", tuple(cells), (("A", "B"),)), judge(cells, lines))
+        assert (lead.measured, lead.verdict) == (8.0, verdict)
+
+
 # ---- runs of another length ----------------------------------------------------------------------------------------
 def test_a_longer_run_is_taken_at_the_cells_own_last_round():
     """800 rounds that end at 80 % stand at 50 % after 500: the 500-round cell takes that, not the end."""
@@ -124,11 +132,23 @@ def test_a_longer_run_is_taken_at_the_cells_own_last_round():
     assert last.mean == 50.0
     (reached,) = judge([replace(short, kind="rounds", target=60.0, reported=600.0)], [line])
     assert reached.verdict == "not reached"
+    mute = replace(line, curve={})  # does not tell its accuracy at 500, but when it reached a target
+    of = replace(short, kind="rounds", target=40.0, evaluation="last")
+    assert [one.mean for one in judge([of, replace(short, evaluation="last")], [mute])] == [400.0, None]
     (sent,) = judge([replace(short, kind="relative bytes", target=25.0)], [line])
     assert sent.mean == pytest.approx(250 / 500)
     (cut,) = runs_of(short, [line])
     assert (cut.seconds, cut.step, cut.mean_last) == (pytest.approx(5000.0), None, None)
     assert done(short, 0, None, [line])
+
+
+def test_a_run_as_it_stood_at_a_round_tells_nothing_of_later_ones():
+    spectra = {"gradient-spectrum/distance": {"400": [2.0, 1.0], "500": [2.0, 1.0], "600": [3.0, 1.0]}}
+    cut = entry("A", 80.0, rounds=800, plain=70.0, measured=80.0, spectra=spectra).until(500)
+    assert (cut.rounds, cut.best, cut.last, cut.plain, cut.measured) == (500, 50.0, 50.0, None, None)
+    assert [max(int(at) for at in by) for by in (cut.curve, dict(cut.bests), *cut.spectra.values())] == [500] * 3
+    old = replace(cut, bests=[])  # an older line tells its best by its own end, and by no other round
+    assert (old.best_by(500), old.best_by(499)) == (50.0, None)
 
 
 def test_a_cell_takes_the_run_of_its_own_length_before_a_longer_training():
@@ -159,6 +179,7 @@ def test_a_longer_line_continues_a_shorter_one_if_both_tell_the_same_rounds():
         assert not long.continues(other)
         assert furthest([other, long]) == [other, long]
     assert not short.continues(long)
+    assert not replace(long, bests=[]).continues(replace(short, bests=[]))
 
 
 @pytest.mark.parametrize(

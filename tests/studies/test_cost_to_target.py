@@ -10,16 +10,16 @@ def record(number, accuracy, **others):
 
 def test_cost_to_a_target():
     records = [record(1, 0.2), record(2, None), record(3, 0.5), record(4, 0.4)]
-    cost = cost_to(records, 0.5)
+    cost = cost_to(records, 0.5, "accuracy", 1)
     assert (cost.rounds, cost.bytes, cost.seconds, cost.backward_passes) == (3, 330, 1.5, 21)
-    assert cost_to(records, 0.51) is None
-    assert cost_to(records, 0.5, "loss").rounds == 2  # losses fall: 1, 1/2, 1/3
+    assert cost_to(records, 0.51, "accuracy", 1) is None
+    assert cost_to(records, 0.5, "loss", 1).rounds == 2  # losses fall: 1, 1/2, 1/3
     assert spent(records).bytes == 440
-    assert cost_to(records, 0.5) == spent(records[:3])
+    assert cost_to(records, 0.5, "accuracy", 1) == spent(records[:3])
 
 
 def test_a_round_in_which_a_run_once_ended_does_not_reach_a_target():
     records = [record(n, 0.5 if n > 4 else 0.2) if n in (4, 6, 8, 9) else record(n, None) for n in range(1, 10)]
-    assert cost_to(records, 0.5, every=4) == spent(records[:8])
-    assert cost_to(records[:6], 0.5, every=4).rounds == 6  # its end
-    assert cost_to(records, 0.5, "loss", every=4).rounds == 2
+    assert cost_to(records, 0.5, "accuracy", 4) == spent(records[:8])
+    assert cost_to(records[:6], 0.5, "accuracy", 4).rounds == 6  # its end
+    assert cost_to(records, 0.5, "loss", 4).rounds == 2

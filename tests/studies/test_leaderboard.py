@@ -16,7 +16,7 @@ from fedkeel.analysis.intervals import paired_interval
 from fedkeel.errors import MethodError, RequestError
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.compare import paired_differences
-from fedkeel.studies.leaderboard import LAST, Leaderboard, Line, append_to, read_lines, score_of
+from fedkeel.studies.leaderboard import Leaderboard, Line, append_to, read_lines, score_of
 from fedkeel.studies.leaderboard_page import write_page
 
 EXPERIMENT = {
@@ -225,18 +225,32 @@ def test_an_optimiser_is_tuned_on_its_own_rates_and_who_cannot_be_averaged_is_no
         assert first.plan.rounds == 2  # those of the setting, not of its tries
 
 
+def scored(number, accuracy):
+    return RoundRecord(number, [0], 1.0, 0.0, 7, 1_000_000, 500_000, 1.0, accuracy=accuracy)
+
+
+def final_run(records, every=1, **more):
+    return SimpleNamespace(records=records, plan=SimpleNamespace(evaluate_every=every), **more)
+
+
 def test_the_mean_of_a_final_run_is_that_of_its_last_rounds():
-    accuracies = [0.0] * 10 + [0.5] * LAST
-    records = [RoundRecord(t, [0], 1.0, 0.0, 1, 1, 1, 1.0, accuracy=value) for t, value in enumerate(accuracies, 1)]
-    run = SimpleNamespace(records=records, curve=lambda measure: accuracies)
-    assert score_of(run, 0.5)["mean_last"] == 0.5
+    records = [scored(t, t / 100) for t in range(1, 61)]
+    assert score_of(final_run(records), 0.5)["mean_last"] == pytest.approx(sum(range(11, 61)) / 5000)
+
+
+def test_a_round_in_which_a_final_run_once_ended_is_none_of_its_scores():
+    """Scored every fourth round, it was cut off after the sixth, and went on: what the sixth had does not count."""
+    records = [scored(t, {4: 0.2, 6: 0.9, 8: 0.6, 12: 0.5}.get(t)) for t in range(1, 13)]
+    found = score_of(final_run(records, every=4), 0.6)
+    assert (found["best"], found["last"], found["mean_last"]) == pytest.approx((0.6, 0.5, 1.3 / 3))
+    assert (found["rounds_to_target"], found["gradients_to_target"], found["gradients"]) == (8, 56, 84)
+    assert found["megabytes"] == 18.0
 
 
 def test_an_average_is_scored_by_its_last_round_as_the_trained_model_is():
     pairs = ((1, 0.9, 0.4), (2, 0.7, 0.5))
     records = [RoundRecord(t, [0], 1.0, 0.0, 1, 1, 1, 1.0, ema, extra={"plain_accuracy": own}) for t, ema, own in pairs]
-    run = SimpleNamespace(records=records, curve=lambda measure: [0.4, 0.5], result={"best": 0.9, "last": 0.7})
-    found = score_of(run, 0.5)
+    found = score_of(final_run(records, result={"best": 0.9, "last": 0.7}), 0.5)
     assert (found["best"], found["last"], found["averaged"]) == (0.5, 0.5, 0.7)
 
 

@@ -61,6 +61,12 @@ def made(experiment, score):
     return Run(experiment, records, {}, {}, None, None, None)
 
 
+def test_a_rung_has_a_third_of_the_rounds_of_the_next_and_the_first_at_least_one():
+    for rounds, rungs in ((90, [10, 30, 90]), (91, [10, 30, 90, 91]), (4, [1, 3, 4]), (1, [1])):
+        assert Search.load(BASE | {"rounds": rounds}).rungs == rungs
+    assert Search.load(BASE | {"rounds": 90, "first": 40}).rungs == [40, 90]
+
+
 def test_an_option_is_a_chain_with_every_combination_of_its_values():
     part = Part.load("both", {"b": [{"rule": "Sam", "rho": [0.1, 0.2]}, {"rule": "HighPass", "ratio": [0.0, 0.5]}]}, 0)
     assert list(part.chains) == [f"b rho={rho} ratio={ratio}" for rho in ("0.1", "0.2") for ratio in ("0", "0.5")]

@@ -11,6 +11,7 @@ from typing import TypeVar
 from scipy.special import stdtr, stdtrit  # scipy.stats takes a second to import
 
 LEVEL = 0.95
+MISSES = round(1 / (1 - LEVEL))  # one interval in so many does not hold the true difference
 ROUNDING = 1e-9  # of numbers' size: a smaller deviation is none
 Seeds = TypeVar("Seeds")
 ONE_SEED, ALIKE = "one seed", "all seeds alike"

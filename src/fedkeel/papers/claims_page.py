@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.resources import files
 
-from fedkeel.analysis.intervals import ALIKE, LEVEL
+from fedkeel.analysis.intervals import ALIKE, LEVEL, MISSES
 from fedkeel.papers import PAPERS, find
 from fedkeel.papers.claim_verdicts import CONFIRMED, CONTRADICTED, OPEN, UNDECIDED, Decision, Finding, decide_claims
 from fedkeel.papers.claims import EXPECTED
@@ -37,9 +37,7 @@ def page(entries: Sequence[Entry]) -> str:
     """Markdown: the verdicts in short, each paper's claims, the runs of full length by claim."""
     decisions = decide_claims(entries)
     expected = {name.replace(" ", "_"): words for name, words in EXPECTED.items()}
-    head = HEAD.format(
-        percent=100 * LEVEL, misses=round(1 / (1 - LEVEL)), far=FAR, far_share=100 * FAR_SHARE, **expected
-    )
+    head = HEAD.format(percent=100 * LEVEL, misses=MISSES, far=FAR, far_share=100 * FAR_SHARE, **expected)
     parts = [head, *write_overview(decisions)]
     for paper, title in PAPERS.items():
         own = [decision for decision in decisions if decision.claim.paper == paper]

@@ -149,8 +149,10 @@ class Entry:
         Settings and seed do not tell: on a GPU they give other numbers the next time."""
         if self.run != other.run or self.rounds <= other.rounds or not other.bests:
             return False
-        same = [pair for pair in self.bests if pair[0] <= other.rounds] == other.bests
-        return same and self.at_round(other.rounds) in (None, other.last)
+        every = self.settings.get("evaluate_every")
+        step = every if isinstance(every, int) and every > 0 else 1  # the shorter one was also scored at its end
+        mine, theirs = ([p for p in one.bests if p[0] <= other.rounds and p[0] % step == 0] for one in (self, other))
+        return mine == theirs and self.at_round(other.rounds) in (None, other.last)
 
     def is_same_training(self, other: Entry) -> bool:
         """Whether both are lines of one training, though perhaps for two cells; a run that was made again took another
@@ -272,6 +274,14 @@ def longest(entries: Iterable[Entry]) -> list[Entry]:
     length = max((entry.rounds for entry in found), default=0)
     by_seed = {entry.seed: entry for entry in found if entry.rounds == length}
     return [by_seed[seed] for seed in sorted(by_seed)]
+
+
+def cut_to(entries: Iterable[Entry], rounds: int, *, with_last: bool = False) -> list[Entry]:
+    """Cut runs to a round; leave out those that went on and do not say how they were there (`with_last`: nor their
+    accuracy there). Those that were cut come first, and the last of a seed counts: a run of just that length if any."""
+    found = [(cut, cut is not entry) for entry in entries if (cut := entry.until(rounds)) is not None]
+    cuts = [one for one, is_cut in found if is_cut and not (with_last and one.last is None)]
+    return cuts + [one for one, is_cut in found if not is_cut]
 
 
 def measured(cell: Cell, entry: Entry, others: Sequence[Entry] = ()) -> float | None:

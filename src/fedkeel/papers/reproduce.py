@@ -15,7 +15,7 @@ from fedkeel.papers import PAPERS, Cell, find, seeds_of, tables
 from fedkeel.papers.cells import merged
 from fedkeel.papers.claims import CLAIMS, find_claimed_cells
 from fedkeel.papers.figures import find_figure
-from fedkeel.papers.ledger import Entry, measured, standing
+from fedkeel.papers.ledger import Entry, cut_to, measured, standing
 from fedkeel.papers.order import ORDER, in_order
 from fedkeel.papers.spectra import gather_spectra
 from fedkeel.runs.experiment import Experiment
@@ -23,7 +23,7 @@ from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import TIMING, folder_name, read_environment, read_json
 from fedkeel.runs.participation import share_of
 from fedkeel.runs.plan import Plan
-from fedkeel.runs.record import RoundRecord, by_round
+from fedkeel.runs.record import RoundRecord, by_round, counted
 from fedkeel.typed_values import check_keys
 
 SETTINGS = tuple(field.name for field in fields(Experiment) if field.name not in ("seed", "rounds", "problem"))
@@ -130,13 +130,9 @@ def runs_of_any_length(cell: Cell, entries: Iterable[Entry]) -> list[Entry]:
 
 
 def at_length_of(cell: Cell, entries: Iterable[Entry]) -> list[Entry]:
-    """Cut runs to the cell's last round; leave out those that went on and do not say how they were there. Those that
-    were cut come first, and the last of a seed counts: a run of the cell's own length, where there is one."""
-    rounds = int(cell.experiment["rounds"])
+    """Cut runs to the cell's last round."""
     needs_last = cell.kind == "accuracy" and cell.evaluation == "last"
-    found = [(cut, cut is not entry) for entry in entries if (cut := entry.until(rounds)) is not None]
-    cuts = [one for one, is_cut in found if is_cut and not (needs_last and one.last is None)]
-    return cuts + [one for one, is_cut in found if not is_cut]
+    return cut_to(entries, int(cell.experiment["rounds"]), with_last=needs_last)
 
 
 def done(cell: Cell, seed: int, rounds: int | None, entries: Iterable[Entry]) -> bool:
@@ -189,7 +185,7 @@ def folder_of(experiment: Experiment, out: Path) -> Path:
 def entry_of(cell: Cell, run: Run, environment: dict[str, Any]) -> Entry:
     """Make the line that the ledger keeps of a run."""
     result, paper_rounds = run.result, int(cell.experiment["rounds"])
-    judged = result["judged_on"] == "accuracy"
+    judged, scored = result["judged_on"] == "accuracy", counted(run.records, run.plan.evaluate_every)
     known: dict[str, Any] = {name: getattr(cell, name) for name in OF_CELL}
     known |= {name: percent(result.get(name)) if judged else None for name in ("best", "last", "mean_last")}
     entry = Entry(
@@ -207,8 +203,8 @@ def entry_of(cell: Cell, run: Run, environment: dict[str, Any]) -> Entry:
         personal=percent(result.get("reported")),
         sent=sent_by(run),
         step=mean_step(run.records),
-        bests=bests_of(run.records) if judged else [],
-        curve=curve_of(run.records, paper_rounds) if judged else {},
+        bests=bests_of(scored) if judged else [],
+        curve=curve_of(scored, paper_rounds) if judged else {},
         spectra=gather_spectra(run.records),
     )
     return replace(entry, measured=measured(cell, entry))

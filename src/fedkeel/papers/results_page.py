@@ -175,7 +175,8 @@ def write_question(table: Table, judged: Sequence[Judgement]) -> list[str]:
         for one in run:
             label, _, mean, _, *rest = cells_of(one)
             lengths = [entry.step for entry in one.entries if entry.step is not None]
-            rate = f"{one.entries[0].settings.get('lr', one.cell.experiment['lr']):g}"
+            rates = dict.fromkeys(entry.settings.get("lr", one.cell.experiment["lr"]) for entry in one.entries)
+            rate = ", ".join(f"{rate:g}" for rate in rates)  # a matched one may have changed from seed to seed
             more = [rate, f"{fmean(lengths):.4g}" if lengths else ""] if steps else []
             rows.append([label, mean, *rest, *more])
         lines += write_grid(names, "lrrrrr" + "rr" * steps, rows)

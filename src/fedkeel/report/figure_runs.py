@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedkeel.papers.cells import Cell
 from fedkeel.papers.figures import Figure, Panel
-from fedkeel.papers.ledger import Entry, longest
+from fedkeel.papers.ledger import Entry, cut_to, longest
 from fedkeel.papers.noise import NoiseOfLedger
 from fedkeel.papers.reproduce import experiment_of, folder_of, length_of, obstacle, runs_of
 from fedkeel.papers.spectra import KEPT, has_tracked, rounds_of, spread_out
@@ -63,11 +63,10 @@ class FigureRuns:
 
     def entries_of(self, cell: Cell) -> list[Entry]:
         """The lines of the ledger that went on longest, of those that keep what the figure tracks; where that names its
-        rounds, each as it stood at the last of them."""
+        rounds, each as it stood at the last of them, unless none tells."""
         asked = [track for track in self.figure.track if track.partition("@")[0] in KEPT]
         found = [one for one in runs_of(cell, self.entries) if has_tracked(one.spectra, one.rounds, asked)]
-        last = self.count_rounds_needed(cell)
-        return longest(one.until(last) or one for one in found)
+        return longest(cut_to(found, self.count_rounds_needed(cell)) or found)
 
     def group_lines(self, panel: Panel) -> list[Group]:
         """One group for each line of a panel that has runs, with the rounds that all its runs show. A run of which one

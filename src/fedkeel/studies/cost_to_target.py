@@ -29,9 +29,7 @@ def spent(records: Sequence[RoundRecord]) -> Spending:
     )
 
 
-def cost_to(
-    records: Sequence[RoundRecord], target: float, measure: str = "accuracy", every: int = 1
-) -> Spending | None:
+def cost_to(records: Sequence[RoundRecord], target: float, measure: str, every: int) -> Spending | None:
     """Add up the cost until the measure first reaches the target; None when it never does.  (FedFFT Tables 4, 5)
 
     Accuracies reach a target from below, losses from above. `every` is the experiment's evaluate_every: a round that

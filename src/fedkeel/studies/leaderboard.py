@@ -28,7 +28,7 @@ from fedkeel.runs.environment import describe_place
 from fedkeel.runs.experiment import Experiment, note_new_default
 from fedkeel.runs.finished_run import NO_SAMPLE, RAISE_SHARE, Run
 from fedkeel.runs.folder import read_environment
-from fedkeel.runs.record import LAST, by_round
+from fedkeel.runs.record import by_round, summarise
 from fedkeel.studies.cost_to_target import cost_to, spent
 from fedkeel.studies.grids import Setting, check_fresh_seeds
 from fedkeel.studies.optimiser_grids import rates_of
@@ -208,14 +208,12 @@ def score_of(run: Run, target: float) -> dict[str, float | None]:
 
     Costs until the target are None where it was never reached.
     """
-    plain = by_round(run.records, "plain_accuracy")
+    plain, every = by_round(run.records, "plain_accuracy"), run.plan.evaluate_every
     measure = "plain_accuracy" if plain else "accuracy"
-    values = run.curve(measure)
-    all_rounds, to_target = spent(run.records), cost_to(run.records, target, measure)
+    found = summarise(run.records, every, measure)
+    all_rounds, to_target = spent(run.records), cost_to(run.records, target, measure, every)
     return {
-        "best": max(values),
-        "last": values[-1],
-        "mean_last": statistics.fmean(values[-LAST:]),
+        **{name: found.get(name) for name in ("best", "last", "mean_last")},
         "averaged": run.result["last"] if plain else None,
         "rounds_to_target": None if to_target is None else to_target.rounds,
         "gradients_to_target": None if to_target is None else to_target.backward_passes,

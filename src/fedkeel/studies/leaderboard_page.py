@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from fedkeel.analysis.intervals import MISSES
 from fedkeel.errors import RequestError
 from fedkeel.studies.compare import describe_difference, paired_differences, write_rounds
 from fedkeel.studies.grids import describe, drop_repeats, grid_of, settings_of
@@ -35,7 +36,8 @@ def write_page(
     command = shlex.join([*words, *([] if source == LINES else ["--lines", str(source)])])
     names = {"command": command, "source": source.as_posix(), "page": shlex.quote(page.as_posix())}
     seeds = {1: "one"}.get(len(board.seeds), str(len(board.seeds)))
-    parts = [HEAD.format(**names, tries=board.tries, seed=board.seed, seeds=seeds, baseline=board.baseline)]
+    facts = {"tries": board.tries, "seed": board.seed, "seeds": seeds, "baseline": board.baseline, "misses": MISSES}
+    parts = [HEAD.format(**names, **facts)]
     for arena in board.arenas:
         here = [line for line in lines if line.identity == board.identity(arena)]
         known = {line.method: line for line in here if not line.superseded}
