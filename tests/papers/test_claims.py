@@ -1,5 +1,6 @@
 """Headline claims of the papers: named in full, and decided by runs of full length and several seeds alone."""
 
+import shlex
 import tomllib
 from dataclasses import replace
 from importlib.resources import files
@@ -333,12 +334,15 @@ def test_a_claim_that_cannot_be_run_says_why(capsys):
 
 
 def test_the_command_writes_the_page(tmp_path, capsys):
-    book, out = tmp_path / "ledger.jsonl", tmp_path / "claims.md"
+    book, out, other = tmp_path / "my own.jsonl", tmp_path / "claims.md", tmp_path / "page.md"
     assert call(["reproduce", "--claims", str(out), "--ledger", str(book)]) == 2
     assert "there is no ledger" in capsys.readouterr().err
     ledger.append(rows(GAIN[1], GAIN[2], FedAvg=[50.0])[0], book)
-    assert call(["reproduce", "--claims", str(out), "--page", str(tmp_path / "page.md"), "--ledger", str(book)]) == 0
+    assert call(["reproduce", "--claims", str(out), "--page", str(other), "--ledger", str(book)]) == 0
     assert out.read_text(encoding="utf-8").startswith("# Claims")
-    assert (tmp_path / "page.md").exists()
+    for made in (out, other):  # each says which ledger it is made from, and how it is made again
+        text = " ".join(made.read_text(encoding="utf-8").split())
+        assert f"--ledger {shlex.quote(str(book))}` makes it from `{book.as_posix()}`" in text
+        assert "results/ledger.jsonl" not in text
     assert call(["reproduce", "claims", "--list"]) == 0
     assert "claims:fsa-headline" in capsys.readouterr().out

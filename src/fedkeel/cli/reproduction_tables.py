@@ -45,7 +45,7 @@ def write_pages(results: Path | None, claims: Path | None, gallery: Path | None,
     for path, page in ((results, results_page.page), (claims, claims_page.page)):
         if path is not None:
             with writing(path):
-                path.write_text(page(entries), encoding="utf-8", newline="\n")
+                path.write_text(page(entries, path, ledger), encoding="utf-8", newline="\n")
             stdout().print(f"written to {path}")
     if gallery is not None:
         with writing(gallery):

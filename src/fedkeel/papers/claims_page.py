@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.resources import files
+from pathlib import Path
 
 from fedkeel.analysis.intervals import ALIKE, LEVEL, MISSES
 from fedkeel.papers import PAPERS, find
 from fedkeel.papers.claim_verdicts import CONFIRMED, CONTRADICTED, OPEN, UNDECIDED, Decision, Finding, decide_claims
 from fedkeel.papers.claims import EXPECTED
-from fedkeel.papers.ledger import Entry, furthest, keep_newest, standing
+from fedkeel.papers.ledger import LEDGER, Entry, furthest, keep_newest, standing
 from fedkeel.papers.reproduce import runs_of
-from fedkeel.papers.results_page import write_grid
+from fedkeel.papers.results_page import name_source, write_grid
 from fedkeel.papers.verdicts import Judgement
 from fedkeel.text import plural
 
@@ -30,14 +31,18 @@ FAR_SHARE = 0.25
 HEAD = (files("fedkeel.papers") / "claims_page.md").read_text(encoding="utf-8")
 """What the page begins with; in braces, what verdicts go by."""
 
+PAGE = Path("docs/claims.md")  # of the project's own ledger
+
 NAMES = ["difference", "reported", "measured", "interval", "seeds", "rounds", "gradients", "minutes", "verdict"]
 
 
-def page(entries: Sequence[Entry]) -> str:
+def page(entries: Sequence[Entry], file: Path = PAGE, ledger: Path = LEDGER) -> str:
     """Markdown: the verdicts in short, each paper's claims, the runs of full length by claim."""
     decisions = decide_claims(entries)
     expected = {name.replace(" ", "_"): words for name, words in EXPECTED.items()}
-    head = HEAD.format(percent=100 * LEVEL, misses=MISSES, far=FAR, far_share=100 * FAR_SHARE, **expected)
+    head = HEAD.format(
+        percent=100 * LEVEL, misses=MISSES, far=FAR, far_share=100 * FAR_SHARE, **expected, **name_source(file, ledger)
+    )
     parts = [head, *write_overview(decisions)]
     for paper, title in PAPERS.items():
         own = [decision for decision in decisions if decision.claim.paper == paper]

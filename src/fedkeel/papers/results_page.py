@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from math import fsum
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, QUESTIONS, Table, changes, checks, choices, tables
 from fedkeel.papers.discrepancies import ABOUT, contradictions
-from fedkeel.papers.ledger import Entry, keep_newest, spent, standing
+from fedkeel.papers.ledger import LEDGER, Entry, keep_newest, spent, standing
 from fedkeel.papers.noise import ASSUMED, SHARE, NoiseOfLedger, place_of
 from fedkeel.papers.verdicts import EARLY, ENOUGH, Judgement, Lead, bring_to, judge, leads, measure_gap
 from fedkeel.text import make_printable, plural
@@ -20,16 +22,24 @@ from fedkeel.text import make_printable, plural
 HEAD = (files("fedkeel.papers") / "results_page.md").read_text(encoding="utf-8")
 """What the page begins with; in braces, what verdicts go by."""
 
+PAGE = Path("docs/results.md")  # of the project's own ledger
+
 Judged = list[tuple[Table, list[Judgement]]]
 
 
-def page(entries: Sequence[Entry]) -> str:
+def name_source(page: Path, ledger: Path) -> dict[str, str]:
+    """Name what a page is made from, and the options that make it from that ledger."""
+    words = [str(page), *([] if ledger == LEDGER else ["--ledger", str(ledger)])]
+    return {"page": shlex.join(words), "source": ledger.as_posix(), "quoted": shlex.quote(str(ledger))}
+
+
+def page(entries: Sequence[Entry], file: Path = PAGE, ledger: Path = LEDGER) -> str:
     """Write Markdown: a summary, a section for each table that has a run, contradictions, what is not measured."""
     noise, lines, entries = NoiseOfLedger(entries), entries, keep_newest(entries)
     counted = standing(entries)
     every: Judged = [(table, judge(table.cells, counted, noise=noise)) for paper in PAPERS for table in tables(paper)]
     made = [(table, shown(judged)) for table, judged in every if worth(table, judged, counted)]
-    head = HEAD.format(early=100 * EARLY, enough=ENOUGH)
+    head = HEAD.format(early=100 * EARLY, enough=ENOUGH, **name_source(file, ledger))
     parts = [head, *write_overview(made, entries), *write_undigested(lines), *write_noise(made)]
     parts += [*write_leads(every), *write_checks(every)]
     for paper in [name for name in PAPERS if name != QUESTIONS and any(table.paper == name for table, _ in made)]:
