@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedkeel.cli.console import table
 from fedkeel.cli.progress import Bars, Display, Lines, describe_round, display, gpu_memory
-from fedkeel.cli.results import find_leader, write_numbers
+from fedkeel.cli.results import NUMBERS, find_leader, write_numbers
 from fedkeel.cli.telling import show_log
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.record import RoundRecord
@@ -149,9 +149,9 @@ def test_the_leader_is_the_one_who_reports_the_most_if_all_report():
 def test_a_row_of_the_table_at_the_end_has_its_numbers_in_order():
     numbers = {"best": 0.9, "last": 0.7, "mean_last": 0.6, "rounds": 3, "bytes_up": 1_000, "bytes_down": 2_000}
     run = SimpleNamespace(result=numbers | {"judged_on": "accuracy"})
-    told = write_numbers(SimpleNamespace(run=run, seconds=1.5))
+    told = write_numbers(SimpleNamespace(run=run, seconds=1.5), NUMBERS)
     assert told == ["90.0 %", "70.0 %", "60.0 %", "3", "1 kB", "2 kB", "1.5"]
-    assert write_numbers(SimpleNamespace(run=None)) == ["failed", *["–"] * 6]
+    assert write_numbers(SimpleNamespace(run=None), NUMBERS) == ["failed", *["–"] * 6]
 
 
 def test_a_file_gets_lines_and_silence_gets_none():
