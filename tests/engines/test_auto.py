@@ -180,6 +180,7 @@ def test_measuring_draws_nothing_from_anyones_stream(pace, fastest):
     assert run("auto") == run(fastest)
 
 
+@pytest.mark.slow
 def test_measuring_is_a_small_part_of_the_work(pace):
     exp = experiment(small_problem((8,) * 5), rounds=40, participation=1.0)
     run = fk.run(exp)

@@ -151,6 +151,7 @@ def test_nothing_only_posix_has_is_used_outside_of_guarded_places():
         assert list(posix_only(bad)), bad
 
 
+@pytest.mark.slow
 def test_text_ends_its_lines_alike_on_every_system():
     assert [call for call in system_endings() if "devnull" not in call[1]] == []
     for bad in ("path.write_text(text, encoding='utf-8')", "open(path, 'a')", "path.open('w', encoding='utf-8')"):

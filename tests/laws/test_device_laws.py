@@ -220,6 +220,7 @@ def test_stacked_rules_do_what_they_do_for_one_client() -> None:
         torch.testing.assert_close(step(given).buffer, alone, atol=1e-12, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "rule", [pytest.param(one, marks=[pytest.mark.slow] if i % 24 else []) for i, one in enumerate(COMPILED)], ids=repr

@@ -254,6 +254,7 @@ def test_the_runs_of_a_claim_about_spectra_track_them():
 
 
 # ---- the page ------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_the_claims_page_is_made_from_the_ledger():
     written = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
     assert written == page(ledger.read_lines(ROOT / "results" / "ledger.jsonl"))

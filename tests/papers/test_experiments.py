@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import pytest
 from for_each import for_each
 
 from fedkeel.data import DATASETS
@@ -22,6 +23,7 @@ SAVED: set[Any] = set()
 """Methods that came back from a file as they were."""
 
 
+@pytest.mark.slow
 @for_each(("paper", "table"), TABLES)
 def test_every_cell_builds(paper: str, table: str) -> None:
     for cell in find(f"{paper}:{table}"):

@@ -415,6 +415,7 @@ def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel, 
         assert json.loads(older.out) == told
 
 
+@pytest.mark.slow
 def test_a_problem_of_ones_own_is_searched_and_the_winner_names_it(fedkeel, monkeypatch):
     monkeypatch.syspath_prepend(str(Path.cwd()))
     module = "import fedkeel as fk\nfrom problems import small_problem\n\ndef mine() -> fk.Problem:\n"

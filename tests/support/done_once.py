@@ -46,10 +46,11 @@ def holds_another(rule):
 
 
 def on_a_task(method, task):
-    """What a rehearsal looks at."""
+    """What a rehearsal looks at; objectives beside the problem's own loss are tried on the task's data, too."""
     start, buffers = task.initial, task.buffers
     layouts = start.layout, start.buffer.dtype, None if buffers is None else buffers.layout
-    return composed_of(method), task.module is None, *layouts
+    tried = None if all(objective.of_problem for objective in method.objectives) else task
+    return composed_of(method), task.module is None, *layouts, tried
 
 
 def found_once(find, key):
