@@ -145,6 +145,7 @@ def test_known_names_ask_no_package(monkeypatch):
     assert fk.run(experiment, engine="serial", callbacks="KeepBest").result["rounds"] == 1
 
 
+@pytest.mark.slow
 def test_lists_show_what_packages_bring(install, fedkeel, monkeypatch, constant_weights):
     one = cards.costs(fk.METHODS["fedavg"]())
     monkeypatch.setattr(cards, "costs", lambda method: one)

@@ -58,6 +58,7 @@ def caught(kind, make, change):
     return None
 
 
+@pytest.mark.slow
 def test_what_is_given_is_taken_or_refused_with_one_line():
     for name, word, _, make in CASES:
         for value in ODD:

@@ -96,6 +96,7 @@ def test_there_are_as_many_eigenvalues_as_asked_for_however_few_the_steps():
     assert len(top_eigenvalues(product, flat([1.0] * 6), count=5, steps=2).values) == 5
 
 
+@pytest.mark.slow
 def test_trace_is_exact_for_a_diagonal_hessian_and_within_its_error_for_another():
     diagonal = torch.diag(torch.arange(1.0, 13.0, dtype=torch.float64))
     at = flat([0.3] * 12)

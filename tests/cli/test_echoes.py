@@ -54,6 +54,7 @@ def test_names_from_files_reach_the_terminal_as_letters(nasty, drawn_only):
             assert json.loads(done.out)["methods"][0]["label"] == NASTY
 
 
+@pytest.mark.slow
 def test_names_from_files_end_no_element_of_the_page(nasty, tmp_path):
     assert nasty("report", "run").code == 0
     assert "<script>alert" not in (tmp_path / "report.html").read_text()

@@ -204,12 +204,14 @@ def test_help_and_wrong_words_need_no_pytorch():
     assert done.stdout.splitlines()[-1].startswith("fedkeel ")
 
 
+@pytest.mark.slow
 def test_the_package_runs_as_a_module():
     done = fresh("import runpy, sys; sys.argv = ['x', 'rn']; runpy.run_module('fedkeel', run_name='__main__')")
     assert done.returncode == 2
     assert done.stderr.startswith("error: fedkeel has no command: rn")
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early_is_told_nothing():
     read, write = os.pipe()
     os.close(read)

@@ -63,6 +63,7 @@ def test_an_old_run_that_leaks_is_neither_shown_as_found_nor_resumed(fedkeel):
         assert refused.err.startswith(f"error: {LEAK}")
 
 
+@pytest.mark.slow
 def test_an_old_run_that_leaks_is_told_where_its_numbers_are_shown(fedkeel, monkeypatch):
     asked = ("run", *SMALL, "--partition", "dirichlet:alpha=0.1,clients=20,form=client-prior-refill", "--set",
              "validation=0.2", "--rounds", "1", "--method", "fedavg", "--out", "here")  # fmt: skip

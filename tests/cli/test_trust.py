@@ -208,6 +208,7 @@ def test_a_function_that_says_nothing_is_taken_when_it_is_typed_only(hostile):
         build("os:system", {"command": "true"})
 
 
+@pytest.mark.slow
 def test_names_that_are_typed_work_as_before(hostile, capsys):
     words = ["run", *SMALL, "--rounds", "1", "--no-progress"]
     assert call([*words, "--method", "evil:pulled", "--set", "method.mu=0.3", "--out", "typed"]) == 0

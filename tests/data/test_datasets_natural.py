@@ -104,6 +104,7 @@ def test_bad_leaf_files_are_refused(tmp_path, content, message):
     assert not list((tmp_path / "root").iterdir())
 
 
+@pytest.mark.slow
 def test_femnist_comes_from_the_hub(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets", reason="the extra fedkeel[download] is not installed")
     monkeypatch.setenv("FEDKEEL_HUB", str(tmp_path / "hub"))

@@ -53,6 +53,7 @@ def here(library, tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_set_is_brought_in_once_and_then_trained_offline(here, fedkeel, monkeypatch):
     monkeypatch.chdir(here)
     words = (

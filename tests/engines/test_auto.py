@@ -143,6 +143,7 @@ def test_a_model_that_cannot_be_stacked_is_left_out(pace, tmp_path):
     assert "stacked" not in told["expected_seconds"]
 
 
+@pytest.mark.slow
 def test_dropout_may_be_stacked(pace, tmp_path):
     problem = small_problem()
     module = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3))
@@ -188,6 +189,7 @@ def test_measuring_is_a_small_part_of_the_work(pace):
     assert work < pace.steps <= 1.05 * work + measure.TIMES  # and one step alone, to see how long it takes
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_the_same_bits(pace, tmp_path):
     problem = small_problem()
     pace.seconds |= {"stacked": 0.1}

@@ -142,6 +142,7 @@ def test_a_step_stays_on_the_device(name: str) -> None:
     assert stays_on_the_device(build(name))
 
 
+@pytest.mark.slow
 def test_so_does_one_with_rules_that_no_method_has_by_default() -> None:
     assert [name for name, method in with_other_rules() if not stays_on_the_device(method)] == []
 
@@ -152,6 +153,7 @@ def test_so_does_one_of_every_cell_of_a_table(paper: str) -> None:
     assert [name for name, method in of_paper(paper) if not stays_on_the_device(method)] == []
 
 
+@pytest.mark.slow
 @for_each("rule", ABLATIONS)
 def test_one_client_after_another_draws_where_its_gradients_are(rule: Rule) -> None:
     method = fk.method("ablation", gradient=[rule], weights=fk.Uniform())
@@ -214,6 +216,7 @@ def stepped(rule: Rule) -> tuple[Callable[[Tree], Tree], Tree, Tensor]:
     return step, Tree(buffer, MODEL.layout), alone
 
 
+@pytest.mark.slow
 def test_stacked_rules_do_what_they_do_for_one_client() -> None:
     for rule in COMPILED:
         step, given, alone = stepped(rule)

@@ -162,6 +162,7 @@ def test_fedgmt_without_its_teacher_is_its_dual():
         check_neutral(build(name, {"gamma": 0.0}), fk.method("x", gradient=dual, weights=weights), "gamma = 0")
 
 
+@pytest.mark.slow
 def test_local_optimisers_without_what_the_server_adds():
     """FedAdamW adds nothing, FedMuon mixes nothing in, FedMoSWA corrects nothing."""
     for one, chain, weights in (

@@ -72,6 +72,7 @@ def compare_with_serial(base, rule, lifts=(None,)):
         assert difference(train(stacked, method, task), serial) < 1e-12, (base, rule, lift)
 
 
+@pytest.mark.slow
 def test_stacked_clients_learn_what_they_learn_serially():
     """Each optimiser with each policy, and on one base after another."""
     for (kind, moments), base in zip(product(KINDS, POLICIES), cycle(BASES), strict=False):
@@ -113,6 +114,7 @@ def test_moments_live_where_their_policy_says(kind):
             assert slots <= set(broadcast(method, server))
 
 
+@pytest.mark.slow
 def test_runs_in_one_stack_have_moments_of_their_own():
     for rule in (fk.AdamW(moments="average"), fk.Muon(moments="keep")):
         first = make_experiment("fedsam", rule, participation=1.0)

@@ -227,6 +227,7 @@ def squares(output: Tensor, target: Tensor) -> Tensor:
     return (output - functional.one_hot(target, 3)).square().mean()
 
 
+@pytest.mark.slow
 def test_the_problems_own_loss_is_kept() -> None:
     given = replace(problem(smooth=False), loss=squares)
     for engine in ("serial", "stacked"):

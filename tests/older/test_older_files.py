@@ -59,6 +59,7 @@ def test_an_old_run_goes_on_as_it_would_have(older):
     assert fk.load_run("finished").result == found
 
 
+@pytest.mark.slow
 def test_old_runs_are_compared_reported_and_cited(older, drawn_only):
     done = older("compare", "finished", "composed", "comparison", "--json")
     assert done.code == 0, done.err

@@ -504,6 +504,7 @@ def test_every_table_and_part_is_listed(capsys):
     assert all(f"{name} " in listed for name in ("fedfft:13", "specgradfilter:VIII", "questions:step", "order:d"))
 
 
+@pytest.mark.slow
 def test_the_results_page_is_made_from_the_ledger():
     entries = ledger.read(ROOT / "results" / "ledger.jsonl")
     written = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
@@ -673,6 +674,7 @@ def test_no_folder_of_a_run_has_to_be_quoted():
             assert shlex.quote(folder_of(experiment_of(cell, 0), Path("runs")).name).count("'") == 0
 
 
+@pytest.mark.slow
 def test_a_setting_that_no_cell_can_have_is_told_with_what_it_could_be(capsys):
     words = ["reproduce", "specgradfilter:I", "--cell", "FedAvg, cifar10, 0.*", "--dry-run", "--set"]
     assert call([*words, "partition.form=balanced"]) == 2

@@ -54,6 +54,7 @@ def reproduce(tmp_path, monkeypatch):
     return command, groups, tmp_path / "book.jsonl"
 
 
+@pytest.mark.slow
 def test_one_stack_for_what_differs_in_seed_split_and_rate(reproduce):
     command, groups, book = reproduce
     assert command("--seeds", "0,1", "--rounds", "2") == 0
@@ -70,6 +71,7 @@ def test_one_stack_for_what_differs_in_seed_split_and_rate(reproduce):
     assert all(entry.environment["shared"] and not entry.timed for entry in kept)
 
 
+@pytest.mark.slow
 def test_a_cell_of_a_stack_measures_what_it_measures_alone(reproduce):
     command, groups, book = reproduce
     assert command("--rounds", "3") == 0
@@ -85,6 +87,7 @@ def test_a_cell_of_a_stack_measures_what_it_measures_alone(reproduce):
     assert by_cell["FedProx", "0.1"].timed  # it had its stack to itself
 
 
+@pytest.mark.slow
 def test_what_is_in_the_ledger_or_finished_leaves_the_stack(reproduce):
     command, groups, book = reproduce
     assert command("--rounds", "2") == 0

@@ -431,6 +431,7 @@ def test_a_tuning_does_not_turn_other_numbers_into_accuracies():
     assert verdicts(cells, lines) == ["ordering holds"] * 2
 
 
+@pytest.mark.slow
 def test_leads_that_others_measured_stand_beside_ours_at_their_round():
     found = {c.row: c for c in find("fedfft:1") if c.column == "cifar10, 0.1"}
     lines = [

@@ -61,6 +61,7 @@ def test_only_what_trains_travels_and_every_engine_gives_the_same(engines, tmp_p
     assert all(torch.equal(value, before[name]) for name, value in problem.model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_methods_with_memory_and_objectives_of_their_own_train_adapters_alike():
     problem = adapted_problem()
     for method in ("scaffold", "fedfft-d", "feddecorr"):

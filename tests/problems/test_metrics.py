@@ -589,6 +589,7 @@ def test_what_a_network_gives_beside_its_samples_is_as_long_as_it_is(count):
     assert Task(problem).separable
 
 
+@pytest.mark.slow
 def test_every_client_has_its_scores():
     generator = torch.Generator().manual_seed(0)
     sizes = (3, 0, 8, 5, 1, 6)
@@ -645,6 +646,7 @@ def test_what_is_no_metric_is_refused_in_a_line():
         fk.run(experiment(own, rounds=1), engine="serial", metrics="ece")
 
 
+@pytest.mark.slow
 @for_each("loss", [nn.BCELoss(), functools.partial(F.binary_cross_entropy), F.binary_cross_entropy])
 def test_named_metrics_read_outputs_as_the_loss_does(loss):
     """A network that ends in a sigmoid is scored as the same network without; metrics of numbers see chances."""

@@ -83,6 +83,7 @@ def close(one, other):
     return one == (pytest.approx(other, rel=1e-5, abs=1e-7, nan_ok=True) if isinstance(other, float) else other)
 
 
+@pytest.mark.slow
 def test_samples_by_name_are_analysed_as_those_by_position():
     """Every diagnostic, and what is tracked of gradients while training."""
     extent = Extent(clients=3, samples=20, lanczos_steps=4, probes=2, points=3, eigenvalues=2)

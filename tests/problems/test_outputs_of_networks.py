@@ -81,6 +81,7 @@ def give_constants(net, x):
     return {"scores": net.scores(x), "factor": 3, "kind": "classes", "none": None, "shape": x.shape[1:]}
 
 
+@pytest.mark.slow
 @for_each("reduction, choose", list(product(["none", "mean"], [give_choice, give_signs])))
 def test_indices_and_masks_stay_what_they_are(reduction, choose):
     def chosen(output):
@@ -140,6 +141,7 @@ class Experts(nn.Module):
         return scores, share.mean(0).square().sum() if tells else x.new_zeros(())
 
 
+@pytest.mark.slow
 @for_each("reduction, told", list(product(["none", "mean"], ["always", "in training"])))
 def test_what_a_network_says_of_a_whole_batch_leaves_out_what_fills_it_up(reduction, told):
     same_on_engines(lambda: Experts(told), entropy(reduction, first, lambda output: output[1]))

@@ -507,6 +507,7 @@ def test_the_statistics_of_a_personal_model_do_not_reach_the_server(engine):
     assert all(torch.equal(ditto.server[name].buffer, fedavg.server[name].buffer) for name in ("params", "buffers"))
 
 
+@pytest.mark.slow
 @for_each(("engine", "model"), product(ENGINES, ("received", "local")))
 def test_a_personal_model_is_scored_with_statistics_of_its_own(engine, model):
     """Without its pull, Ditto's personal models are those of clients that train alone."""

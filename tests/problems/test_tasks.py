@@ -37,6 +37,7 @@ def predictions(made):
         return made["run"].model()(x), y
 
 
+@pytest.mark.slow
 def test_tables_train_with_metrics_and_early_stopping(tmp_path, monkeypatch):
     pytest.importorskip("pandas")
     monkeypatch.chdir(tmp_path)
@@ -52,6 +53,7 @@ def test_a_pool_is_divided():
     assert run.best > 0.7
 
 
+@pytest.mark.slow
 def test_metrics_are_those_of_the_task(examples):
     output, target = predictions(examples["Regression"])
     run = examples["Regression"]["run"]

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "figures"
 
 
+@pytest.mark.slow
 def test_the_page_is_made_from_the_ledger_and_its_images_are_there():
     entries = ledger.read_lines(ROOT / "results" / "ledger.jsonl")
     assert (FOLDER / PAGE).read_text(encoding="utf-8") == page(entries, FOLDER)

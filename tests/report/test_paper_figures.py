@@ -168,6 +168,7 @@ def test_what_is_added_to_a_method_has_its_colour():
     assert len({looks[name] for name in looks}) == 5
 
 
+@pytest.mark.slow
 def test_a_figure_runs_tracks_and_is_drawn(tmp_path, capsys):
     """FedSCAM's radius: a measure that only a tracked run has."""
     out = ["--out", str(tmp_path / "runs"), "--figures", str(tmp_path / "figures"), "--no-progress"]

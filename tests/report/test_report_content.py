@@ -433,6 +433,7 @@ def drawn(text, title):
     return text.split(f'data-title="{title}"')[1].split("</svg>")[0]
 
 
+@pytest.mark.slow
 def test_the_page_holds_the_charts_that_files_hold(tmp_path, drawn_only):
     drawn_only("Test accuracy")
     made = content(read(*(made_up(tmp_path / str(seed), seed=seed, rounds=2, tracked=False) for seed in range(2))))

@@ -76,6 +76,7 @@ def test_the_page_is_whole_and_asks_for_nothing(text):
     assert text == page(ledger(), "A <title>")
 
 
+@pytest.mark.slow
 def test_the_page_tells_numbers_leads_contradictions_and_what_was_tried(text):
     words = " ".join(" ".join(read(text).text).split())
     for expected in ("FedSAM, cifar10, 0.1", "200 of 800", "FedFFT − FedSAM", "within seed noise", "74.92"):

@@ -146,6 +146,7 @@ def test_without_decay_the_base_is_deployed_bit_for_bit():
         assert run.best == plain.best
 
 
+@pytest.mark.slow
 def test_every_engine_deploys_the_same():
     for method in ({"name": "ema+scaffold", "decay": 0.5}, {"name": "swa+scaffold", "start": 0.3, "cycle": 2}):
         serial = train(method, dtype=torch.float64)
@@ -170,6 +171,7 @@ def normed():
     return fk.Problem(model=network, loss=given.loss, clients=given.clients, test=given.test, classes=3)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_bit_for_bit_and_is_read_back(tmp_path):
     for number, method in enumerate(["ema+fedavg", {"name": "swa+fedavg", "start": 0.3}]):
         experiment, out = make(method, normed()), tmp_path / str(number)

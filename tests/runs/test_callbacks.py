@@ -173,6 +173,7 @@ def test_killed_and_resumed_is_never_killed(tmp_path):
         assert final_bytes(broken / str(first)) == final_bytes(whole)
 
 
+@pytest.mark.slow
 def test_the_checkpoint_before_has_its_own_best_model(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     train(whole, [fk.KeepBest()])
@@ -275,6 +276,7 @@ def test_another_patience_remembers_what_was_best(tmp_path, monkeypatch):
         assert names == {describe(fk.EarlyStop(**given))}
 
 
+@pytest.mark.slow
 def test_a_stopped_run_says_so_stays_stopped_and_goes_on_without_the_callback(tmp_path):
     stop = Counting(3)
     run = train(tmp_path / "a", [stop])
@@ -407,6 +409,7 @@ FAILING = {
 }
 
 
+@pytest.mark.slow
 def test_what_a_callback_does_wrong_is_said_in_a_line_and_the_rounds_are_kept(tmp_path):
     for number, (message, (callback, kind)) in enumerate(FAILING.items()):
         with pytest.raises(kind, match=message):

@@ -279,6 +279,7 @@ def test_a_precision_is_a_type_of_torch_or_its_name():
             assert refused.value.hint == "float32 or bfloat16 or float64"
 
 
+@pytest.mark.slow
 def test_a_data_set_of_ours_trains_by_name():
     run = fk.run(fk.Experiment(dataset="digits", model="logistic", rounds=20, epochs=1, method="fedavg"))
     assert run.best > 0.5
@@ -314,6 +315,7 @@ def test_runs_in_several_threads_take_turns():
     assert (torch.backends.mkldnn.enabled, torch.get_num_threads()) == (settings, before)
 
 
+@pytest.mark.slow
 def test_a_run_does_not_depend_on_the_defaults_of_the_caller():
     rows = np.arange(24, dtype=np.float32).reshape(12, 2) / 24
     data = {"train": (rows, np.arange(12) % 2), "test": (rows, np.arange(12) % 2)}
@@ -370,6 +372,7 @@ def changed(field, given):
     return {name: old for name, old in given.items() if name != other} | {field: value}
 
 
+@pytest.mark.slow
 @for_each("field", [*CHANGES, *INSTEAD])
 def test_replace_with_and_a_new_experiment_agree(field):
     assert {*CHANGES, *INSTEAD, "problem", "data"} == {one.name for one in fields(fk.Experiment)}

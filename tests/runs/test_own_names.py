@@ -84,6 +84,7 @@ def run_json(here, *words):
     return json.loads(done.out)["runs"]
 
 
+@pytest.mark.slow
 def test_a_problem_by_name_is_trained_resumed_analysed_and_reported(here):
     words = ["--problem", "my_own:sites", "--method", "fedavg,scaffold", *SHORT, "--out", "a"]
     first, _ = run_json(here, *words)

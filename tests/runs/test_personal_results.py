@@ -104,6 +104,7 @@ def test_the_least_loss_is_the_best(report, expected):
 
 
 # ---- read again ----------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_personal_models_that_nobody_judges_are_told(caplog):
     for method, told in (("fedper", 1), ("ditto", 1), ("fedavg-ft", 1), ("fedavg", 0)):
         caplog.clear()
@@ -145,6 +146,7 @@ def folders(tmp_path_factory):
 JUDGED = "each client's own model on the client's own test share, mean over all clients, weighted by their test samples"
 
 
+@pytest.mark.slow
 def test_run_shows_what_is_reported_and_says_what_was_judged(folders):
     out, printed = folders
     assert "reported" in printed.splitlines()[1]

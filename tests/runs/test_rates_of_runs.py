@@ -53,6 +53,7 @@ def test_the_final_tuning_has_the_rate_of_the_last_round(small, rates):
     assert rates == [0.2, 0.1, 0.05, 0.05]
 
 
+@pytest.mark.slow
 def test_the_exponential_schedule_is_what_lr_decay_does(small):
     plain = fk.run(make(small, lr_decay=0.9), engine="serial")
     schedule = fk.run(make(small, schedule={"name": "exponential", "decay": 0.9}), engine="serial")

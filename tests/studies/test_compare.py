@@ -68,6 +68,7 @@ def test_a_run_that_leaves_out_what_another_sets_names_its_key():
     assert [group.label for group in group_runs(runs)] == ["fedavg (default clip)", "fedavg (clip=1.0)"]
 
 
+@pytest.mark.slow
 def test_seeds_that_divide_the_same_data_of_ones_own_are_one_method(tmp_path):
     """In memory and read from folders; other data, another partition or network are told apart, and a folder that does
     not say what was divided is compared by its own digest."""
@@ -222,6 +223,7 @@ def folders(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_the_command_tells_what_the_folders_hold(folders, capsys):
     target = 0.89  # reached after the first round
     assert call(["compare", str(folders), "--json", "--target", str(target), "--baseline", "scaffold"]) == 0

@@ -76,6 +76,7 @@ def test_the_seed_of_a_projection_is_that_of_t_sne_alone(monkeypatch):
     assert first["tsne"] != other["tsne"]
 
 
+@pytest.mark.slow
 def test_perturbations_without_low_frequencies_are_shorter_apart(runs):
     """A filter of two like runs takes energy away, so clients come closer: FedFFT's figure 4a as a number."""
     sam, fft = embed_together(runs, Extent(clients=3, samples=40))

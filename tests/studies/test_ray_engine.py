@@ -97,6 +97,7 @@ def test_a_sweep_on_ray_chooses_one_engine(at_once, fickle, tmp_path, workers):
     assert at_once.shares == [("auto", 2 if workers else None)]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_begun_otherwise_keeps_its_engine(at_once, fickle, tmp_path):
     (tmp_path / "sweep.toml").write_text(SWEEP.replace("seeds = [0, 1]", "seeds = [0]").replace("[methods.fedsam]", ""))
     asked = ["sweep", str(tmp_path / "sweep.toml"), "--on", "ray", "--out", str(tmp_path / "out"), "--no-progress"]

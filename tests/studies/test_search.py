@@ -372,6 +372,7 @@ def test_a_full_disk_stops_a_study_and_counts_against_no_candidate(monkeypatch):
             assert study([one]) == [None]
 
 
+@pytest.mark.slow
 def test_a_try_keeps_one_checkpoint_from_which_a_longer_one_goes_on(monkeypatch, tmp_path):
     monkeypatch.setattr(Loop, "patience", lambda loop: 0.0)  # a checkpoint after every round
     exp = fk.Experiment(dataset="digits", model="logistic", method="scaffold", rounds=2)
@@ -487,6 +488,7 @@ def test_candidates_that_all_diverge_are_told_with_their_reason(fedkeel):
     assert "the run failed" not in lines
 
 
+@pytest.mark.slow
 def test_another_search_needs_another_folder(fedkeel):
     file, words = Path("search.toml"), ["search", "search.toml", "--engine", "serial", "--no-progress"]
     failing = BASE | SMALL | {"validation": 0.0001, "candidates": 1}

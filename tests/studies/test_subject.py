@@ -47,6 +47,7 @@ def test_one_more_round_is_the_next_round_of_the_run(small):
         assert torch.allclose(three.params[name] - two.params[name], moved[name], rtol=1e-9, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_states_of_clients_come_from_the_folder(folder):
     """FedDyn's duals: what a client would do next depends on what it remembers."""
     run = fk.load_run(folder)
@@ -110,6 +111,7 @@ def test_parameters_in_a_plane_lie_as_far_apart_as_the_clients_models(small):
     assert sum(found["explained"]) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_every_diagnostic_is_written_and_read_back(folder):
     run = fk.load_run(folder)
     found = analyse(run, extent=SMALL)

@@ -357,6 +357,7 @@ def test_what_optuna_proposes_and_no_experiment_takes_is_passed_over():
         assert all(window_of(one) % 2 for one in tuned.scores)
 
 
+@pytest.mark.slow
 def test_the_command_tells_what_is_unequal_and_leaves_tuned_rates_alone(tmp_path, capsys):
     text = """
     dataset = "digits"

@@ -62,6 +62,7 @@ def test_the_guides_rounding_is_right_on_average():
     assert torch.allclose(mean, delta.buffer, atol=0.5 * 5 * 0.5 / 1000**0.5)  # five standard errors
 
 
+@pytest.mark.slow
 def test_the_guides_head_momentum_is_that_of_the_head(tmp_path, monkeypatch):
     (tmp_path / "heads.py").write_text(find_block("class HeadMomentum"))
     monkeypatch.syspath_prepend(tmp_path)

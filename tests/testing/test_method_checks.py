@@ -160,6 +160,7 @@ SENTENCES = {
 fast = partial(check_rule, skip=["processes_agree"])
 
 
+@pytest.mark.slow
 def test_a_sound_rule_passes():
     fast(Pull(), neutral=Pull(0.0))
     fast(fk.Sam(0.1), neutral=fk.Sam(0.0))
@@ -254,6 +255,7 @@ def prox(mu: float = 0.1) -> fk.Method:
     return fk.method("prox", gradient=Pull(mu), weights=fk.BySize())
 
 
+@pytest.mark.slow
 def test_a_method_is_checked_by_its_function():
     check_method(prox, neutral={"mu": 0.0}, skip=["processes_agree"])
     with pytest.raises(BrokenLaw, match=r"method 'prox' with {'mu': 1.0} is not 'fedavg'"):
@@ -307,6 +309,7 @@ class LacksAnAxis(fk.Rule, stackable=True):
         return update, server | {"vector": reports["sum"].mean(0)}
 
 
+@pytest.mark.slow
 @for_each(
     "rule, sentence",
     [

@@ -215,6 +215,7 @@ def contrast(output: Tensor, target: Tensor) -> Tensor:
     return functional.cross_entropy(output - output.mean(0), target)  # samples of a batch meet
 
 
+@pytest.mark.slow
 @for_each(
     "changes",
     [
