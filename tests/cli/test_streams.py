@@ -1,5 +1,6 @@
 """Streams that are closed or full, signals at any moment: the run is made, or it can be gone on with."""
 
+import importlib
 import io
 import json
 import multiprocessing
@@ -148,6 +149,24 @@ def test_stopped_while_a_class_is_made():
         type("Made", (), {"field": Named()})
     with pytest.raises(RuntimeError, match="of one's own"), stopping():
         raise RuntimeError("of one's own")
+
+
+def test_a_signal_waits_until_a_package_is_imported(tmp_path, monkeypatch):
+    """Compiled code drops what is raised within its imports, or dies of it; a module of one's own is stopped."""
+    body = "import os, signal\ntry:\n  os.kill(os.getpid(), signal.SIGTERM)\nexcept BaseException:\n  heard = True\n"
+    for folder, name in (("site-packages", "interrupted_package"), ("mine", "interrupted_module")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.py").write_text(body)
+        monkeypatch.syspath_prepend(tmp_path / folder)
+
+    def use():
+        assert not hasattr(importlib.import_module("interrupted_package"), "heard")
+        time.sleep(20)
+
+    with pytest.raises(Stopped), stopping():
+        use()
+    with stopping():
+        assert importlib.import_module("interrupted_module").heard
 
 
 @pytest.mark.slow

@@ -9,10 +9,12 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import PurePath
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MOMENT = 0.01  # seconds
+PACKAGES = {"site-packages", "dist-packages"}
 
 
 class Stopped(BaseException):
@@ -48,19 +50,42 @@ def raise_in_main_thread(number: int) -> None:
         signal.raise_signal(number)
 
 
+def raise_in_a_moment(number: int) -> None:
+    """Raise a signal again, soon."""
+    threading.Timer(MOMENT, raise_in_main_thread, [number]).start()
+
+
+def is_importing(frame: FrameType | None) -> bool:
+    """Whether an installed package is being imported.
+
+    Compiled code that imports may end the process where an exception comes out of it, or go on without what it was to
+    import: PyTorch does both.
+    """
+    while frame is not None:
+        caller = frame.f_back
+        if frame.f_code.co_name == "<module>" and not PACKAGES.isdisjoint(PurePath(frame.f_code.co_filename).parts):
+            if caller is not None and caller.f_globals.get("__name__") == "importlib._bootstrap":
+                return True
+        frame = caller
+    return False
+
+
 @contextlib.contextmanager
 def stopping() -> Iterator[None]:
-    """Within the block SIGINT and SIGTERM raise `Stopped`.
+    """Within the block SIGINT and SIGTERM raise `Stopped`; while a package is imported, once that is done.
 
     Also in a process that a script started in the background, with SIGINT ignored: stopping loses nothing.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped(number)
+        if is_importing(frame):
+            raise_in_a_moment(number)
+        else:
+            raise Stopped(number)
 
     def stop_later(lost: sys.UnraisableHookArgs) -> None:
         if isinstance(lost.exc_value, Stopped):  # raised where Python drops exceptions, in a __del__ for example
-            threading.Timer(MOMENT, raise_in_main_thread, [lost.exc_value.exit_code - 128]).start()
+            raise_in_a_moment(lost.exc_value.exit_code - 128)
         else:
             hook(lost)
 
