@@ -113,6 +113,11 @@ def keyed_uniforms(of: Tensor, count: int) -> Tensor:
     return _shifted(z ^ _shifted(z, 31), 11).to(torch.float64) * 2.0**-53
 
 
+def another_key(of: Tensor, n: int) -> Tensor:
+    """The n-th other key, n = 1, 2, …, of a 0-d key: what is drawn from them shares nothing."""
+    return of ^ (mix(n) >> 1)
+
+
 def keyed_normals(of: Tensor, count: int) -> Tensor:
     """`count` standard normal numbers in float64 (Box & Muller 1958); more of them begin with the same.
 

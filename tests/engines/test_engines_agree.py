@@ -165,6 +165,56 @@ def test_what_a_client_draws_when_it_reports_is_its_own_in_every_engine(small, p
     assert len(set(every)) == len(every)
 
 
+@dataclass(frozen=True)
+class Draws(fk.Rule):
+    """Notes what it draws when a client has trained."""
+
+    name: str
+    seen: ClassVar[dict[str, list[float]]] = {}
+    random: ClassVar[bool] = True
+
+    def finish(self, report, client, at):
+        return report | {self.name: keyed_uniforms(at.key, 1)[0]}, client
+
+    def server_step(self, update, server, reports):
+        self.seen.update({name: reports[name].tolist() for name in reports if name.startswith(self.name)})
+        return update, server
+
+
+@dataclass(frozen=True)
+class DrawsInSteps(Draws):
+    """Notes what it draws in a client's last step, too."""
+
+    def client_slots(self, params):
+        return {f"{self.name} in a step": params.scalar(0.0)}
+
+    def step(self, tree, client, at):
+        return tree, client | {f"{self.name} in a step": keyed_uniforms(at.key, 1)[0].to(tree.buffer.dtype)}
+
+    def finish(self, report, client, at):
+        report, client = super().finish(report, client, at)
+        return report | {name: slot for name, slot in client.items() if name.startswith(self.name)}, client
+
+
+def test_no_two_rules_draw_the_same(small):
+    """Two rules that add noise would add one noise twice. A rule that draws alone keeps the key of the step."""
+
+    def draw(engine, *places):
+        kinds = {"server": Draws, "personal": Draws}
+        chains = {place: [kinds.get(place, DrawsInSteps)(f"{place} {n}") for n in range(2)] for place in places}
+        method = fk.method("draws", weights=fk.BySize(), **chains)
+        Draws.seen.clear()
+        fk.run(experiment(small, method=method, rounds=1, participation=1.0), engine=engine, workers=1)
+        return dict(Draws.seen)
+
+    places = ("perturb", "gradient", "server", "personal")
+    drawn = draw("serial", *places)
+    assert drawn == draw("stacked", *places)
+    numbers = [number for all_of_one in drawn.values() for number in all_of_one]
+    assert len(set(numbers)) == len(numbers) == len(small.clients) * (8 + 4)
+    assert draw("serial", "gradient")["gradient 0 in a step"] == drawn["perturb 0 in a step"]
+
+
 @pytest.mark.parametrize("engine", ["serial", "stacked"])
 def test_a_run_on_the_cpu_leaves_the_generators_of_the_callers_gpus(small, engine, monkeypatch):
     seeded = []

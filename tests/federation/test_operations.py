@@ -4,6 +4,7 @@ import errno
 import json
 import re
 import resource
+import threading
 import time
 
 import pytest
@@ -29,7 +30,7 @@ from fedkeel.federation.gauges import (
     judge,
     read_gauges,
 )
-from fedkeel.federation.operations import Operations
+from fedkeel.federation.operations import Operations, hold_place
 from fedkeel.runs.evaluate import Judge
 
 
@@ -224,6 +225,29 @@ def test_a_server_that_stops_says_so(tmp_path):
         raise RunError("too few clients.", "start more")
     assert read_chain(tmp_path / "run-audit.jsonl")[-1]["reason"] == "too few clients. hint: start more"
     assert read_gauges(tmp_path / "run.prom").state == STOPPED
+
+
+def test_a_second_server_leaves_the_first_ones_log_and_numbers_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedkeel.federation.operations.PATIENCE", 0.1)
+    with tell_errors(tmp_path / "run") as first:
+        first.note("joined", client=0)
+        with pytest.raises(ServerStopped, match=r"another server is running in .*run\. hint: stop it"):
+            with tell_errors(tmp_path / "run"):
+                pass
+        first.note("counted", clients=[0])
+    assert [line["event"] for line in read_chain(tmp_path / "run-audit.jsonl")] == ["joined", "counted"]
+    assert read_gauges(tmp_path / "run.prom").state != STOPPED
+
+
+def test_a_server_waits_for_one_that_ends(tmp_path):
+    """Its SuperLink was started anew, and it has not asked since."""
+    held = hold_place(tmp_path / "run")
+    held.__enter__()
+    threading.Timer(0.3, held.__exit__, (None, None, None)).start()
+    with tell_errors(tmp_path / "run") as second:
+        second.note("joined", client=0)
+    assert "waits up to 60 s" in (tmp_path / "run.log").read_text()
+    assert len(read_chain(tmp_path / "run-audit.jsonl")) == 1
 
 
 def test_a_server_that_stops_by_a_mistake_says_so_too(tmp_path):

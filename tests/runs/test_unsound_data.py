@@ -172,6 +172,17 @@ def test_labels_that_the_loss_leaves_out_are_taken():
     assert len(train(replace(problem, test=(x, y))).records) == 2
 
 
+@pytest.mark.parametrize("missing", [[], [1], [0, 2]])
+def test_classes_that_are_tested_and_that_nobody_trains_on_are_named(missing, caplog):
+    problem = small_problem()
+    clients = [(x[keep], y[keep]) for x, y in problem.clients if (keep := ~torch.isin(y, torch.tensor(missing))).any()]
+    with caplog.at_level(logging.WARNING, "fedkeel"):
+        train(replace(problem, clients=clients), rounds=1)
+    shown = ", ".join(map(str, missing))
+    assert caplog.text.count("no client trains on labels that the test data hold") == bool(missing)
+    assert f"the test data hold: {shown};" in caplog.text or not missing
+
+
 def test_data_that_are_read_as_their_turn_comes_are_not_walked_through():
     class Lazy(list):
         sizes = (1, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from fedkeel.core.method import Phase
 from fedkeel.core.objectives import Objective
 from fedkeel.core.rule import Local, Rule, State
 from fedkeel.core.trees import Tree, where
+from fedkeel.randomness import another_key
 
 
 class Gradient(NamedTuple):
@@ -53,11 +54,22 @@ Body = Callable[[Carry, PhaseContext, StepInput], tuple[Carry, Tensor]]
 Lift = Callable[[Callable[..., Any], tuple[Any, ...]], Callable[..., Any]]
 
 
-def apply_chain(rules: Iterable[Rule], tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+def apply_chain(rules: Iterable[Rule], tree: Tree, client: State, at: Local, drawing: int = 0) -> tuple[Tree, State]:
     before = client
-    for rule in rules:
-        tree, client = rule.step(tree, client, at)
+    for rule, own in with_own_keys(rules, at, drawing):
+        tree, client = rule.step(tree, client, own)
     return tree, keep_axes(before, client)
+
+
+def with_own_keys(rules: Iterable[Rule], at: Local, drawing: int) -> Iterator[tuple[Rule, Local]]:
+    """Each rule with its moment: no two rules draw from one key. `drawing` rules that draw came before these."""
+    for rule in rules:
+        yield rule, at._replace(key=another_key(at.key, drawing)) if rule.random and drawing else at
+        drawing += rule.random
+
+
+def count_drawing(rules: Iterable[Rule]) -> int:
+    return sum(rule.random for rule in rules)
 
 
 def keep_axes(before: State, after: State) -> State:
@@ -92,7 +104,7 @@ def make_local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool
         steps: Tensor, step: Tensor, key: Tensor, active: Tensor | None, old: State, loss: Tensor,
     ) -> Carry:  # fmt: skip
         at = Local(params, start, message, before, lr, step, steps, key, loss)
-        direction, client = apply_chain(phase.gradient, g, client, at)
+        direction, client = apply_chain(phase.gradient, g, client, at, count_drawing(phase.perturb))
         moved = params.stepped(direction, lr) if phase.trains else params
         if active is None:
             return moved, client

@@ -20,8 +20,10 @@ from fedkeel.core.local_step import (
     Lift,
     PhaseContext,
     StepInput,
+    count_drawing,
     keep_axes,
     make_local_step,
+    with_own_keys,
 )
 from fedkeel.core.method import Method, Phase
 from fedkeel.core.rule import Local, Rule, State
@@ -136,7 +138,7 @@ def local_round(
 
     def leave(
         rules: tuple[Rule, ...], report: State, client: State, params: Tree, start: Tree, loss: Tensor,
-        key: Tensor | None,
+        key: Tensor | None, drawing: int = 0,
     ) -> tuple[State, State]:  # fmt: skip
         def f(
             report: State, client: State, params: Tree, start: Tree, message: State, mean: Tensor, steps: Tensor,
@@ -144,8 +146,8 @@ def local_round(
         ) -> tuple[State, State]:  # fmt: skip
             at = Local(params, start, message, None, mean, nothing, steps, key, loss)
             before = client
-            for rule in rules:
-                report, client = rule.finish(report, client, at)
+            for rule, own in with_own_keys(rules, at, drawing):
+                report, client = rule.finish(report, client, own)
             return report, keep_axes(before, client)
 
         if not rules:
@@ -178,7 +180,8 @@ def local_round(
     own = {"buffers": client["buffers"]} if "own_buffers" in client else {}
     client = client | {"buffers": sent["buffers"]} if own else client
     others = (*method.personal, *method.server, method.weights)
-    report, client = leave(others, report, client, params, began, loss, phase_work.key)
+    drawing = count_drawing(method.phases[-1].rules)  # which had the same key
+    report, client = leave(others, report, client, params, began, loss, phase_work.key, drawing)
     told = {name: fact for name, fact in facts.items() if name not in ASKED or name in method.sends}
     return report | told | {"loss": loss}, {name: client[name] for name in lasting} | own
 

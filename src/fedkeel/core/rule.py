@@ -32,7 +32,7 @@ class Local(NamedTuple):
     lr: Tensor  # 0-d, of this step; in `finish` the mean over the client's steps, so that lr · steps is their sum
     step: Tensor  # 0-d: 0, 1, … within the phase
     steps: Tensor  # 0-d: the local steps K_i of this client in this round
-    key: Tensor  # 0-d int64: randomness for this (seed, round, client, phase, step); `finish` has one of its own
+    key: Tensor  # 0-d int64: randomness of this (seed, round, client, phase, step, rule); `finish` has its own
     loss: Tensor | None = None  # 0-d: in a gradient chain, of the pass just made; in `finish`, the mean of the phase
 
 

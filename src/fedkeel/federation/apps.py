@@ -32,7 +32,7 @@ from fedkeel.errors import FedkeelError, FolderError, RequestError, blame_own_co
 from fedkeel.federation.handshake import describe_side
 from fedkeel.federation.local_data import PARTITION, node_problem, server_problem
 from fedkeel.federation.membership import BOUNDS, FIXED, NODES, SIZES, ask_sizes, beside, read_owners
-from fedkeel.federation.operations import Operations
+from fedkeel.federation.operations import Operations, hold_place
 from fedkeel.federation.scoring_place import check_site_test, check_validation, note_unmeasured
 from fedkeel.importing import Trust
 from fedkeel.runs.experiment import Experiment
@@ -154,22 +154,24 @@ def tell_errors(out: Path, history: int = 0) -> Iterator[Operations]:
     """Log to the file beside a run folder; a user's error ends in one line there, in the audit and in Flower's log."""
     start_log(beside(out, ".log"))
     watch = None
-    try:
-        watch = Operations(out, history)
-        yield watch
-    except FedkeelError as error:
-        line = error.message if error.hint is None else f"{error.message} hint: {error.hint}"
-        log.error("%s", line)
-        if watch is not None:
-            watch.stop(line)
-        raise ServerStopped(line) from None
-    except Exception as error:  # of code of one's own, or a mistake of fedkeel's: Flower logs its traceback
-        own = blame_own_code(error)
-        line = f"{type(error).__name__}: {in_one_line(error)}" if own is None else own.message
-        log.error("%s", line)
-        if watch is not None:
-            watch.stop(line)
-        raise
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(hold_place(out))
+            watch = Operations(out, history)
+            yield watch
+        except FedkeelError as error:
+            line = error.message if error.hint is None else f"{error.message} hint: {error.hint}"
+            log.error("%s", line)
+            if watch is not None:
+                watch.stop(line)
+            raise ServerStopped(line) from None
+        except Exception as error:  # of code of one's own, or a mistake of fedkeel's: Flower logs its traceback
+            own = blame_own_code(error)
+            line = f"{type(error).__name__}: {in_one_line(error)}" if own is None else own.message
+            log.error("%s", line)
+            if watch is not None:
+                watch.stop(line)
+            raise
 
 
 def serve(

@@ -71,6 +71,15 @@ def list_outside(data: ClientData, classes: int) -> list[int]:
     return sorted(found)
 
 
+def list_untrained(data: ClientData, tests: ClientData, classes: int) -> list[int]:
+    """The classes of samples, not of words in a text, that tests in memory hold and no client does."""
+    known, asked = (
+        {*(label for target in targets_of_classes(part) if target.dim() == 1 for label in target.unique().tolist())}
+        for part in (data, tests)
+    )
+    return sorted(label for label in asked - known if 0 <= label < classes) if known else []
+
+
 @torch.no_grad()
 def check_labels(task: Task, parts: Mapping[str, ClientData], taken: Collection[int] = ()) -> int | None:
     """Refuse labels that the loss does not take; return how many classes outputs are scores of.

@@ -14,8 +14,9 @@ from torch.utils import _pytree
 
 from fedkeel.core.trees import all_finite
 from fedkeel.data.clients import ClientData, Rows, in_memory
+from fedkeel.data.tables import warn_of_untrained
 from fedkeel.errors import DataError, ExperimentError, RunError
-from fedkeel.problems.class_labels import check_labels, has_label
+from fedkeel.problems.class_labels import check_labels, has_label, list_untrained
 from fedkeel.problems.module_state import copy_whole
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ CLEAN = "leave such samples out, or fill what is missing"
 def check_data(task: Task) -> None:
     """Refuse an empty test set, test inputs that are not finite, and labels that the loss does not take, beforehand.
 
+    A warning names the classes that are tested and that no client trains on.
     Only data in memory are checked: others are read when their turn comes.
     """
     parts = {"the training data": task.clients, "the test set": task.test, "the clients' test sets": task.tests}
@@ -42,7 +44,9 @@ def check_data(task: Task) -> None:
             raise DataError(f"the inputs of {name} hold numbers that are not finite ({wrong}).", CLEAN)
         if name != "the training data" and (wrong := find_unsound(data, partial(has_sound_targets, task))) is not None:
             raise DataError(f"the targets of {name} hold numbers that are not finite ({wrong}).", CLEAN)
-    check_labels(task, given)
+    classes = check_labels(task, given)
+    if classes is not None and task.test is not None:
+        warn_of_untrained(list_untrained(task.clients, task.test, classes))
 
 
 def check_pairs(task: Task, clients: Sequence[int], batch_size: int) -> None:
