@@ -1,6 +1,7 @@
 """Metrics: what scikit-learn and others compute of all predictions, the same on every engine and for every client."""
 
 import functools
+import itertools
 import sys
 from dataclasses import replace
 from inspect import Parameter, Signature
@@ -465,6 +466,20 @@ def test_labels_that_a_loss_ignores_leave_outputs_scores_of_classes(why, loss, l
     task = Task(replace(small, loss=loss, clients=data[:-1], test=data[-1]))
     assert task.label_beyond is None
     assert "accuracy" in task.measure(task.module, task.prepare(data[-1]))
+
+
+@for_each("engine, method", itertools.product(["serial", "stacked"], ["fedavg", "smoothed+fedavg", "fedlc", "fedgmt"]))
+def test_a_class_that_the_loss_ignores_is_as_if_it_named_none(engine, method):
+    """As the padding of texts, which has an output of its own: the numbers are those of targets that are -100."""
+    small, found = small_problem(), []
+    partial = functools.partial(F.cross_entropy, ignore_index=0)
+    for loss, label in ((nn.CrossEntropyLoss(ignore_index=0), 0), (partial, 0), (nn.CrossEntropyLoss(), -100)):
+        data = [(x, y.masked_fill(y == 0, label)) for x, y in (*small.clients, small.test)]
+        made = replace(small, loss=loss, clients=data[:-1], test=data[-1], tests=data[:-1], metrics=["f1_macro", "ece"])
+        run = fk.run(experiment(made, method=method, evaluation={"model": "global"}), engine=engine)
+        found.append((run.result["model_digest"], run.records[-1].accuracy, run.records[-1].extra))
+    assert found[0] == found[1] == found[2]
+    assert 0 < found[0][1] < 1
 
 
 @for_each("engine, weights, trained", [("serial", "uniform", True), ("stacked", "size", False)])

@@ -26,6 +26,7 @@ class Given(NamedTuple):
     message: dict[str, Any] = {}  # noqa: RUF012 - read, never written
     key: Tensor | None = None  # 0-d int64: randomness for this (seed, round, client, step)
     mask: Tensor | None = None  # 1 for each real sample, 0 for one that only fills the batch up; None: all are real
+    ignored: int | None = None  # the class that the problem's loss ignores, such as padding; None: it ignores none
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Value(Objective):
 class Distilled(Objective):
     """How far the outputs are from those of the model the server sent: KL(softmax(z_t / T) ‖ softmax(z / T)).
 
-    Where targets name no class, such as -100, outputs mean nothing: they are left out of the mean.
+    Where targets name no class, such as -100 and what the loss ignores, outputs mean nothing: they are left out.
     """
 
     temperature: Positive = 3.0
@@ -85,7 +86,7 @@ class Distilled(Objective):
         apart = (theirs.exp() * (theirs - mine)).sum(-1)
         if target.shape != apart.shape:  # a share for each class
             return apart
-        counts = names_a_class(target, mine.shape[-1])
+        counts = names_a_class(target, mine.shape[-1], given.ignored)
         return apart.masked_fill(~counts, 0.0) * divide_by_counted(counts.to(apart), given.mask)
 
 
@@ -157,7 +158,7 @@ class Smoothed(Objective):
 
     def losses(self, output: Tensor, target: Tensor, given: Given) -> Tensor:
         scores = put_classes_last(output, target)
-        counts = names_a_class(target, scores.shape[-1])
+        counts = names_a_class(target, scores.shape[-1], given.ignored)
         own = scores.gather(-1, target.masked_fill(~counts, 0).unsqueeze(-1)).squeeze(-1)
         ahead = (own - scores.mean(-1)).masked_fill(~counts, 0.0)
         return self.smoothing * ahead * divide_by_counted(counts.to(ahead), given.mask)
@@ -178,15 +179,18 @@ class Calibrated(Objective):
         assert given.histogram is not None
         margin = self.tau * given.histogram.clamp(min=1.0) ** -0.25
         shifted = (put_classes_last(output, target) - margin).masked_fill(given.histogram == 0, -torch.inf)
-        counts = names_a_class(target, shifted.shape[-1])
+        counts = names_a_class(target, shifted.shape[-1], given.ignored)
         each = functional.cross_entropy(shifted.movedim(-1, 1), target.masked_fill(~counts, -100), reduction="none")
         return each * divide_by_counted(counts.to(each), given.mask)
 
 
-def names_a_class(target: Tensor, classes: int) -> Tensor:
-    """Say of each target whether there is an output of its class. A loss of classes ignores the others, or refuses
-    them; one that trains on them reads something else in the outputs."""
-    return (target >= 0) & (target < classes)
+def names_a_class(target: Tensor, classes: int, ignored: int | None = None) -> Tensor:
+    """Say of each target whether there is an output of its class, and the loss does not ignore that class.
+
+    A loss of classes ignores the others, or refuses them; one that trains on them reads something else in the outputs.
+    """
+    there = (target >= 0) & (target < classes)
+    return there if ignored is None else there & (target != ignored)
 
 
 def divide_by_counted(counts: Tensor, mask: Tensor | None) -> Tensor:

@@ -31,7 +31,7 @@ TAKEN = ("loss", "round", "selected", "drift", "backward_passes", "bytes_down", 
 
 @dataclass(frozen=True)
 class NamedMetric:
-    """A function of all predictions and all targets, on the host; of targets that name no class it hears nothing.
+    """A function of all predictions and all targets, on the host; of targets that do not count it hears nothing.
 
     Functions of classes read outputs as scores before a sigmoid. Where outputs are `chances`, they get such scores.
     """
@@ -40,19 +40,23 @@ class NamedMetric:
     function: Callable[[Tensor, Tensor], float]
     of_classes: bool = True
     chances: bool = False
+    ignored: int | None = None
     whole: ClassVar[bool] = True
 
     def __call__(self, output: Tensor, target: Tensor) -> float:
-        output, target = keep_counted(output.detach().cpu(), target.cpu())
+        output, target = keep_counted(output.detach().cpu(), target.cpu(), self.ignored)
         if self.chances and self.of_classes and are_answers(output, target):
             output = output.to(torch.float64).logit()
         return float(self.function(output, target)) if target.numel() else float("nan")
 
 
-def read_as_loss(metric: Metric, loss: Callable[..., Any]) -> Metric:
-    """Let a named metric read outputs as the loss does: PyTorch's binary cross-entropy without logits takes chances."""
+def read_as_loss(metric: Metric, loss: Callable[..., Any], ignored: int | None) -> Metric:
+    """Let a named metric read outputs and targets as the loss does: PyTorch's binary cross-entropy without logits takes
+    chances, and a class may be ignored."""
+    if not isinstance(metric, NamedMetric):
+        return metric
     taken = isinstance(loss, nn.BCELoss) or getattr(loss, "func", loss) is functional.binary_cross_entropy
-    return replace(metric, chances=True) if taken and isinstance(metric, NamedMetric) else metric
+    return replace(metric, chances=taken, ignored=ignored)
 
 
 def find_metrics(given: Given, trust: Trust = Trust.TYPED) -> dict[str, Metric]:

@@ -12,7 +12,8 @@ from torch import Tensor
 from fedkeel.core.objectives import names_a_class, put_classes_last
 
 COUNTED = "targets that count"
-"""The share of targets that name a class: it is measured beside the accuracy, and is no measure of its own."""
+"""The share of targets whose class the loss does not ignore: it is measured beside the accuracy, and is no measure of
+its own."""
 
 
 def class_scores(output: Any, target: Tensor) -> Tensor | None:
@@ -29,17 +30,21 @@ def class_scores(output: Any, target: Tensor) -> Tensor | None:
     return scores if scores.shape[:-1] == target.shape and scores.shape[-1] > 1 else None
 
 
-def find_hits(output: Any, target: Tensor) -> Tensor | None:
-    """Say of each target that names a class whether that has the highest score; None where there are no classes."""
+def find_hits(output: Any, target: Tensor, ignored: int | None) -> Tensor | None:
+    """Say of each target that counts whether its class has the highest score; None where there are no classes."""
     scores = class_scores(output, target)
-    return None if scores is None else (scores.argmax(-1) == target)[names_a_class(target, scores.shape[-1])]
+    return None if scores is None else (scores.argmax(-1) == target)[names_a_class(target, scores.shape[-1], ignored)]
 
 
-def measure_hits(output: Any, target: Tensor) -> dict[str, Tensor]:
-    """Say of each target whether it was hit and whether it counts; nothing where there are no classes."""
+def measure_hits(output: Any, target: Tensor, ignored: int | None) -> dict[str, Tensor]:
+    """Say of each target whether it was hit and whether it counts; nothing where there are no classes.
+
+    Targets count that name a class, but for the one that the loss ignores.
+    """
     if (scores := class_scores(output, target)) is None:
         return {}
-    return {"accuracy": scores.argmax(-1) == target, COUNTED: names_a_class(target, scores.shape[-1])}
+    counts = names_a_class(target, scores.shape[-1], ignored)
+    return {"accuracy": (scores.argmax(-1) == target) & counts, COUNTED: counts}
 
 
 def weigh_means(means: Mapping[str, float], samples: int) -> dict[str, tuple[float, float]]:
@@ -60,10 +65,10 @@ def divide(total: float, count: float) -> float:
     return total / count if count else math.nan
 
 
-def keep_counted(output: Any, target: Tensor) -> tuple[Any, Tensor]:
-    """Leave out the targets that name no class, each with its scores; what has none of them stays as it is."""
+def keep_counted(output: Any, target: Tensor, ignored: int | None) -> tuple[Any, Tensor]:
+    """Leave out the targets that do not count, each with its scores; what has none of them stays as it is."""
     scores = class_scores(output, target)
-    there = None if scores is None else names_a_class(target, scores.shape[-1])
+    there = None if scores is None else names_a_class(target, scores.shape[-1], ignored)
     return (output, target) if scores is None or there is None or bool(there.all()) else (scores[there], target[there])
 
 

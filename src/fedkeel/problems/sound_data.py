@@ -162,9 +162,15 @@ def find_ignored(problem: Problem) -> tuple[Problem, int | None]:
 
 
 def ignored_by(loss: Any) -> int:
-    """The label that a loss of classes ignores; a function's is -100, as in PyTorch."""
-    label = getattr(loss, "ignore_index", -100)
+    """The label that a loss of classes ignores; a function's that does not say so is -100, as in PyTorch."""
+    label = getattr(loss, "ignore_index", getattr(loss, "keywords", {}).get("ignore_index", -100))
     return label if isinstance(label, int) else -100
+
+
+def ignored_class(loss: Any) -> int | None:
+    """That label where it may be a class of the network's, such as the padding of texts."""
+    label = ignored_by(loss)
+    return label if label >= 0 else None
 
 
 def has_ignored(loss: Any, parts: Iterable[ClientData | None]) -> bool:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedkeel.core.objectives import Given, Objective
+from fedkeel.core.objectives import Given, Objective, names_a_class
 from fedkeel.core.trees import Tree
 from fedkeel.data.clients import ClientData, Rows, Sample, UnequalSamplesError, hold_out
 from fedkeel.data.prepare import widen_labels
@@ -26,7 +26,7 @@ from fedkeel.problems.predictions import COUNTED, measure_hits, weigh_means
 from fedkeel.problems.problem import Problem, digest_tensors
 from fedkeel.problems.random_draws import augments_by_keys, draws_for_gradient, draws_when_trained
 from fedkeel.problems.separability import find_whole_metrics, loss_is_a_mean, loss_is_one_number
-from fedkeel.problems.sound_data import check_pairs, find_ignored, has_ignored, leave_out
+from fedkeel.problems.sound_data import check_pairs, find_ignored, has_ignored, ignored_class, leave_out
 
 CLIENT = "client "
 """The split of one client's own test set is called `client 17`."""
@@ -92,7 +92,8 @@ class Task:
         self.own_loss = module_state.place_function(problem.loss, place)
         self.mean_loss: Callable[..., Tensor] = getattr(problem.loss, "batch_mean", self.own_loss)
         self.mean_loss = self.mean_loss if ignored is None else partial(leave_out, self.mean_loss, ignored)
-        metrics = {name: read_as_loss(metric, problem.loss) for name, metric in problem.metrics.items()}
+        self.ignored = ignored_class(problem.loss)
+        metrics = {name: read_as_loss(metric, problem.loss, self.ignored) for name, metric in problem.metrics.items()}
         self.metrics = {name: module_state.place_function(metric, place) for name, metric in metrics.items()}
         self.initial = self._read_weights()
         self.buffers = None if self.module is None else module_state.read_buffers(self.module, self.start)
@@ -181,7 +182,9 @@ class Task:
             labels = self.clients.rows(client, np.arange(self.clients.sizes[client]))[-1].reshape(-1)
             if labels.is_floating_point() and not torch.equal(labels, labels.trunc()):
                 raise ExperimentError("this method counts the samples of each class, and targets are fractions.")
-            known = labels[(labels >= 0) & (labels < self.problem.classes)]  # others are ignored, such as -100
+            known = labels[
+                names_a_class(labels, self.problem.classes, self.ignored)
+            ]  # others are ignored, such as -100
             counts = torch.bincount(known.to(torch.int64), minlength=self.problem.classes)
             self._histograms[client] = counts.to(self.device, self.dtype)
         return self._histograms[client]
@@ -214,7 +217,7 @@ class Task:
         if objective.of_problem:
             losses = self.compute_loss(self.mean_loss, model, batch.tensors, output)
         else:
-            losses = objective.losses(output, batch.tensors[-1], given)
+            losses = objective.losses(output, batch.tensors[-1], given._replace(ignored=self.ignored))
         mean = losses if losses.dim() == 0 else losses.sum() if objective.total else losses.mean()
         if not objective.adds:
             return mean
@@ -293,7 +296,7 @@ class Task:
         """Means over samples, in float64; beside the accuracy the share of targets that count."""
         output = self.predict(model, tensors)
         measured = {"loss": self.losses(model, tensors, output)}
-        measured |= measure_hits(output, tensors[-1]) if self.label_beyond is None else {}
+        measured |= measure_hits(output, tensors[-1], self.ignored) if self.label_beyond is None else {}
         for name, metric in self.metrics.items():
             if name not in self.whole_metrics:
                 measured[name] = torch.as_tensor(self.apply(metric, model, tensors, output))

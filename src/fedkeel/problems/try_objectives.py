@@ -110,7 +110,7 @@ def predict(task: Task, model: Any, objective: Objective, message: State, rows: 
             reference = task.predict(model.eval(), batch.tensors) if objective.reference else None
         train_but_norms(model)
         output = task.output(model, batch.tensors, objective, noise)
-    return output, batch.tensors, Given(reference, batch.histogram, message, noise)
+    return output, batch.tensors, Given(reference, batch.histogram, message, noise, ignored=task.ignored)
 
 
 def check_scores(task: Task, method: Method, objective: Objective, judged: list[Judged]) -> None:
@@ -217,7 +217,7 @@ def describe_other_loss(method: Method, task: Task) -> str | None:
             if (scores := class_scores(output, tensors[-1])) is None:
                 return None
             own = task.compute_loss(task.mean_loss, model, tensors, output).mean()
-        known = tensors[-1].masked_fill(~names_a_class(tensors[-1], scores.shape[-1]), -100)
+        known = tensors[-1].masked_fill(~names_a_class(tensors[-1], scores.shape[-1], task.ignored), -100)
         if not torch.allclose(own, functional.cross_entropy(scores.movedim(-1, 1), known), rtol=1e-3, atol=1e-5):
             if taken:
                 return (

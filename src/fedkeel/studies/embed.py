@@ -99,7 +99,7 @@ def test_inputs(subject: Subject, extent: Extent) -> tuple[list[Tensor], Tensor 
     if subject.task.label_beyond is not None:
         return [*inputs], labels
     output = subject.task.predict(subject.model(subject.params), samples)
-    there = measure_hits(output, labels).get(COUNTED, torch.ones_like(labels, dtype=torch.bool))
+    there = measure_hits(output, labels, subject.task.ignored).get(COUNTED, torch.ones_like(labels, dtype=torch.bool))
     return ([one[there] for one in inputs], labels[there]) if there.any() else ([*inputs], None)
 
 

@@ -38,7 +38,7 @@ def measure_groups(subject: Subject, extent: Extent) -> dict[str, Any]:
             torch.from_numpy(np.ascontiguousarray(part[rows])) for part in (data.test_images, data.test_labels)
         )
         tensors = subject.task.prepare((images, labels))
-        hits = find_hits(subject.task.predict(module, tensors), tensors[-1])
+        hits = find_hits(subject.task.predict(module, tensors), tensors[-1], subject.task.ignored)
         if hits is None:
             return empty
         right[rows] = hits.cpu().numpy()

@@ -194,7 +194,7 @@ class Subject(Probe):
         for number, client in enumerate(self.clients):
             module = self.model(*self.begin(number))
             tensors = self.task.prepare(self.task.clients.rows(client, self.rows(client)))
-            hits = find_hits(self.task.predict(module, tensors), tensors[-1])
+            hits = find_hits(self.task.predict(module, tensors), tensors[-1], self.task.ignored)
             if hits is None:
                 return None
             found.append(float(hits.to(torch.float64).mean()) if len(hits) else None)

@@ -57,7 +57,7 @@ def score_site(engine: SerialEngine, params: Tree, buffers: Tree | None) -> Stat
             continue
         tensors = task.prepare(task.read_part(part))
         output = workspace.output(params, buffers, Batch(tensors))
-        output, target = keep_counted(output, tensors[-1])
+        output, target = keep_counted(output, tensors[-1], task.ignored)
         if (scores := class_scores(output, target)) is not None:
             chances = scores.double().softmax(-1).flatten(0, -2).cpu()
             found = add_scores([found, count_chances(chances, target.reshape(-1).cpu(), empty_scores(task))])

@@ -150,7 +150,7 @@ class StackedWorkspace:
         """Compute the mean, or the total, of the objective over the real samples of one client."""
         mask = given.mask
         if not aim.objective.of_problem:
-            losses = aim.objective.losses(output, tensors[-1], given)
+            losses = aim.objective.losses(output, tensors[-1], given._replace(ignored=self.task.ignored))
         elif mask is None:
             losses = self.task.compute_loss(self.task.mean_loss, model, tensors, output)
         else:

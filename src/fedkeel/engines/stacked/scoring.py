@@ -98,7 +98,8 @@ class StackScorer:
         output = (
             forward(module, make_frame(task, weights), tensors[0].unflatten(0, places)).to(task.dtype).flatten(0, 1)
         )
-        measured = {"loss": task.losses(module, tensors, output)} | measure_hits(output, tensors[-1])
+        measured = {"loss": task.losses(module, tensors, output)}
+        measured |= measure_hits(output, tensors[-1], task.ignored)
         each = torch.stack([value.to(torch.float64).reshape(len(value), -1).mean(1) for value in measured.values()], -1)
         firsts = [c * places[1] + first for c, of in enumerate(counts) for first in range_starts(of)]
         lengths = [count for of in counts for count in of]
