@@ -112,7 +112,7 @@ def test_a_rule_of_the_users_that_was_edited_on_one_side_is_another_method(tmp_p
     sys.modules.pop("pulls")
 
 
-QUICK = ("scaffold", "fedawa", "fedper")
+QUICK = ("scaffold", "fedawa", "fedper", "fedlc")  # the last asks for histograms
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,12 @@ def test_a_log_made_anew_or_cut_short_is_noticed_by_the_sites(tmp_path):
     assert said.exit_code == 0, said.output
     assert f"{len(lines)} lines, unaltered" in said.output
     assert f"up to line {sent[-1]}" in said.output
+    cut = tmp_path / "cut.jsonl"
+    cut.write_text(witness.read_text() + '{"round": 3, "he')  # the node was killed while it wrote
+    assert check_witness(lines, cut) == sent[-1]
+    cut.write_text('{"round": 3, "he\n' + witness.read_text())
+    with pytest.raises(FolderError, match="damaged in line 1"):
+        check_witness(lines, cut)
     turned = tmp_path / "turned.jsonl"
     turned.write_text("".join(reversed(witness.read_text().splitlines(keepends=True))))
     assert check_witness(lines, turned) == sent[-1]  # what was seen stays seen, in whatever order it is told

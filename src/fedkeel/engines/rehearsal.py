@@ -80,7 +80,7 @@ def rehearse_client(
     nothing, steps, sizes = torch.zeros((), dtype=torch.int64, device=task.device), 1 + again, task.clients.sizes
     inputs = [StepInput(None, nothing + step, nothing) for step in range(steps)]
     work = [PhaseWork(inputs, torch.ones(steps).to(lr) / steps) for _ in method.phases]
-    chosen = np.where(sizes > 0, sizes, sizes.max()).argmin() if again else sizes.argmax()
+    chosen = np.where(sizes > 0, sizes, sizes.max() + 1).argmin() if again else sizes.argmax()
     facts = client_facts(task, int(chosen), steps, lr)
     report, after = local_round(method, _zero_gradient, message, state, work, lr, facts)
     return Rehearsal(message, report, after)

@@ -85,10 +85,12 @@ class AuditLog:
 def check_witness(lines: Sequence[Mapping[str, Any]], file: Path) -> int:
     """Compare a chain with what a site was sent; return how many of its lines the site has seen.
 
-    A site keeps the hash of the last line, with every round that it was asked in.
+    A site keeps the hash of the last line, with every round that it was asked in. A last line that is half written is
+    left out: a node that is killed leaves it, and replaces it in its next round.
     """
     known, latest = {line["hash"]: int(line["line"]) for line in lines}, 0
-    for number, text in enumerate(read_text(file).splitlines(), 1):
+    *whole, _ = read_text(file).split("\n")
+    for number, text in enumerate(whole, 1):
         try:
             head = str(json.loads(text)["head"])
         except (ValueError, TypeError, KeyError, RecursionError):
