@@ -72,7 +72,7 @@ class Value(Objective):
 class Distilled(Objective):
     """How far the outputs are from those of the model the server sent: KL(softmax(z_t / T) ‖ softmax(z / T)).
 
-    Where targets name no class, such as -100 and what the loss ignores, outputs mean nothing: they are left out.
+    Where targets name no class, such as -100, or one that the loss ignores, outputs are left out of the mean.
     """
 
     temperature: Positive = 3.0
