@@ -8,11 +8,12 @@ import pytest
 
 from fedkeel.cli.main import call
 from fedkeel.papers import find, results_page
-from fedkeel.papers.ledger import Entry, append
+from fedkeel.papers.ledger import Entry, append, read_lines
 from fedkeel.papers.ledger import read as read_ledger
 from fedkeel.papers.reproduce import done, runs_of, settings_of
 from fedkeel.papers.verdicts import judge
 from fedkeel.report.dots import Dot, dot_chart
+from fedkeel.report.gallery import page as gallery_page
 from fedkeel.report.reproduction import page
 
 VOID = {"meta", "link"}
@@ -130,3 +131,23 @@ def test_a_superseded_run_is_shown_and_counts_for_nothing(tmp_path, drawn_only):
     (entry,) = read_ledger(book)
     assert done(cell, 0, None, [entry])
     assert "Superseded" not in results_page.page([entry])
+
+
+@pytest.mark.slow
+def test_a_number_is_as_near_the_papers_in_a_figure_as_in_its_table(tmp_path, monkeypatch, capsys):
+    cells = {c.row: c for c in find("fedfft:1") if c.column == "cifar10, 0.1"}
+    cell, far = cells["FedSAM-D"], line(cells["FedAvg"], 40.0, 800)
+    value = cell.reported + 2.0
+    seeds = [replace(line(cell, value, 800), seed=seed) for seed in (0, 1)]
+    again = replace(line(cell, value - 3.0, 800), seconds=61.0, model_digest="e")  # what a run varies by
+    monkeypatch.chdir(tmp_path)
+    for entry in (again, *seeds, far):
+        append(entry, tmp_path / "ledger.jsonl")
+    lines = read_lines(tmp_path / "ledger.jsonl")
+    (row,) = (one for one in results_page.page(lines).splitlines() if one.startswith(f"| {cell.label} |"))
+    assert row.endswith("| within seed noise |")
+    told = "within seed noise: 1 of 2 printed numbers"
+    words = ["reproduce", "fedfft:figure-6", "--ledger", "ledger.jsonl"]
+    assert call([*words, "--draw"]) == 0
+    for made in (page(lines, "A title"), gallery_page(lines, tmp_path), capsys.readouterr().out):
+        assert told in made

@@ -73,7 +73,7 @@ def page(entries: Sequence[Entry], title: str) -> str:
         parts.append(section(name, "".join(made)))
     judgements = [one for _, judged in every for one in judged]
     parts += [
-        section("Figures of the papers, made again", show_figures(entries)),
+        section("Figures of the papers, made again", show_figures(lines)),
         section("Against one setting", show_sweeps(entries)),
         section("Contradictions, and what was tried", show_contradictions(judgements, counted)),
         section("Superseded", show_superseded(lines)),
