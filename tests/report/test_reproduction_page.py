@@ -104,11 +104,15 @@ def test_each_number_has_the_bar_of_its_own_deviation():
 
 def test_the_command_draws_a_ledger(tmp_path, capsys, drawn_only):
     book, out = tmp_path / "ledger.jsonl", tmp_path / "new" / "page.html"
-    for one in ledger():
+    again = replace(ledger()[0], seconds=61.0, model_digest="e")  # takes the place of the first
+    for one in (*ledger(), again):
         append(one, book)
     assert call(["report", "--ledger", str(book), "-o", str(out)]) == 0
-    assert capsys.readouterr().out.strip() == str(out)
-    assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
+    told, text = capsys.readouterr(), out.read_text(encoding="utf-8")
+    assert told.out.strip() == str(out)
+    assert "4 runs of the ledger" in told.err
+    assert text.startswith("<!doctype html>")
+    assert '<p class="soft">4 runs · ' in text
     assert call(["report"]) == 2
 
 

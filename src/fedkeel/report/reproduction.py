@@ -56,7 +56,7 @@ def write_reproduction(ledger: Path, file: Path, title: str | None) -> int:
     """Write the page; how many runs it is about."""
     entries = read_lines(ledger, needed=True)
     write_page(file, page(entries, title or "Reported against measured"))
-    return spent(entries)[0]
+    return spent(keep_newest(entries))[0]
 
 
 def page(entries: Sequence[Entry], title: str) -> str:
