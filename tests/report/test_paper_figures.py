@@ -115,6 +115,10 @@ def test_a_gain_is_over_the_row_that_it_names():
     (read,) = look_up(runs, ["cifar10"])
     assert (read.panel, read.lines) == ("panel 1", {"cifar10": dict(zip(numbers, (20.0, 21.0), strict=True))})
     mine = [cell for cell in panel.cells if cell.column == "cifar10" and cell.row in numbers]
+    base = panel.base_of(mine[0])
+    both = [line(base, 50.0), line(base, 56.0, seed=1), line(mine[0], 70.0), line(mine[0], 77.0, seed=1)]
+    gain, deviation = FigureRuns(figure, both).number_of(panel, mine[0])
+    assert (gain, round(deviation, 3)) == (20.5, 0.707)  # of the gains 20 and 21: seeds vary more than that
     more = [line(cell, 90.0, seed=1) for cell in mine]  # the base has no such seed
     assert look_up(FigureRuns(figure, [*runs.entries, *more]), ["cifar10"])[0].lines == read.lines
 

@@ -8,11 +8,12 @@ import pytest
 
 from fedkeel.cli.main import call
 from fedkeel.papers import find, results_page
-from fedkeel.papers.ledger import Entry, append
+from fedkeel.papers.ledger import Entry, append, read_lines
 from fedkeel.papers.ledger import read as read_ledger
 from fedkeel.papers.reproduce import done, runs_of, settings_of
 from fedkeel.papers.verdicts import judge
 from fedkeel.report.dots import Dot, dot_chart
+from fedkeel.report.gallery import page as gallery_page
 from fedkeel.report.reproduction import page
 
 VOID = {"meta", "link"}
@@ -103,11 +104,15 @@ def test_each_number_has_the_bar_of_its_own_deviation():
 
 def test_the_command_draws_a_ledger(tmp_path, capsys, drawn_only):
     book, out = tmp_path / "ledger.jsonl", tmp_path / "new" / "page.html"
-    for one in ledger():
+    again = replace(ledger()[0], seconds=61.0, model_digest="e")  # takes the place of the first
+    for one in (*ledger(), again):
         append(one, book)
     assert call(["report", "--ledger", str(book), "-o", str(out)]) == 0
-    assert capsys.readouterr().out.strip() == str(out)
-    assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
+    told, text = capsys.readouterr(), out.read_text(encoding="utf-8")
+    assert told.out.strip() == str(out)
+    assert "4 runs of the ledger" in told.err
+    assert text.startswith("<!doctype html>")
+    assert '<p class="soft">4 runs · ' in text
     assert call(["report"]) == 2
 
 
@@ -130,3 +135,23 @@ def test_a_superseded_run_is_shown_and_counts_for_nothing(tmp_path, drawn_only):
     (entry,) = read_ledger(book)
     assert done(cell, 0, None, [entry])
     assert "Superseded" not in results_page.page([entry])
+
+
+@pytest.mark.slow
+def test_a_number_is_as_near_the_papers_in_a_figure_as_in_its_table(tmp_path, monkeypatch, capsys):
+    cells = {c.row: c for c in find("fedfft:1") if c.column == "cifar10, 0.1"}
+    cell, far = cells["FedSAM-D"], line(cells["FedAvg"], 40.0, 800)
+    value = cell.reported + 2.0
+    seeds = [replace(line(cell, value, 800), seed=seed) for seed in (0, 1)]
+    again = replace(line(cell, value - 3.0, 800), seconds=61.0, model_digest="e")  # what a run varies by
+    monkeypatch.chdir(tmp_path)
+    for entry in (again, *seeds, far):
+        append(entry, tmp_path / "ledger.jsonl")
+    lines = read_lines(tmp_path / "ledger.jsonl")
+    (row,) = (one for one in results_page.page(lines).splitlines() if one.startswith(f"| {cell.label} |"))
+    assert row.endswith("| within seed noise |")
+    told = "within seed noise: 1 of 2 printed numbers"
+    words = ["reproduce", "fedfft:figure-6", "--ledger", "ledger.jsonl"]
+    assert call([*words, "--draw"]) == 0
+    for made in (page(lines, "A title"), gallery_page(lines, tmp_path), capsys.readouterr().out):
+        assert told in made

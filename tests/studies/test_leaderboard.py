@@ -309,6 +309,10 @@ def test_a_line_that_no_page_can_be_made_of_is_refused(tmp_path):
         ({"settings": 3}, "names its settings"),
         ({"settings": {"small": ARENA | {"tunning_rounds": 1}}}, "tunning_rounds"),
         ({"seed": 7}, "seed 7 is that of the tries"),
+        (
+            {"settings": {"small": ARENA | {"experiment": EXPERIMENT | {"partition_seed": 8}}}},
+            "partition_seed 8 is that of the tries",
+        ),
         ({"tries": 0}, "tries"),
         ({"tries": 99}, "tries = 99, and the grid of setting small has 3"),
         ({"seeds": []}, "at least one"),

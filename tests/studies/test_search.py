@@ -240,6 +240,7 @@ WRONG = [
     ({"parts": {"weights": {"none": []}}}, "must be one weighting"),
     ({"parts": {"filter": 3}}, "is a table of its options"),
     ({"seeds": [0, 1]}, "seed 0 is that of the tries"),
+    ({"partition_seed": 6}, "partition_seed 6 is that of the tries"),
     ({"seeds": []}, "at least one"),
     ({"keep": 1}, "keep must be at least 2"),
     ({"first": 10}, "the first rung has 10 rounds"),

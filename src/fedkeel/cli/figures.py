@@ -69,11 +69,14 @@ def show_figure(
     changed: Sequence[str],
 ) -> None:  # fmt: skip
     """Draw a figure from the runs that are there, and say how it compares with the paper's."""
-    from fedkeel.papers.ledger import read
+    from fedkeel.papers.ledger import keep_newest, read_lines
+    from fedkeel.papers.noise import NoiseOfLedger
     from fedkeel.report.figure_page import write_figure
     from fedkeel.report.figure_runs import FigureRuns
 
-    written, told = write_figure(FigureRuns(figure, read(ledger), out, seeds, rounds), folder, changed)
+    lines = read_lines(ledger)
+    runs = FigureRuns(figure, keep_newest(lines), out, seeds, rounds, NoiseOfLedger(lines))
+    written, told = write_figure(runs, folder, changed)
     console = stdout()
     console.print(f"{figure.name}: {figure.says}", style="bold", soft_wrap=True)
     for name, lines in asdict(told).items():

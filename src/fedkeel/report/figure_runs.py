@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import stdev
 
+from fedkeel.analysis.intervals import list_differences
 from fedkeel.papers.cells import Cell
 from fedkeel.papers.figures import Figure, Panel
 from fedkeel.papers.ledger import Entry, cut_to, longest
@@ -89,7 +91,10 @@ class FigureRuns:
         mine, *base = bring_together(*self.sides_of(panel, cell))
         if mine.mean is None or any(one.mean is None for one in base):
             return None
-        return mine.mean - sum(one.mean or 0.0 for one in base), mine.std
+        if not base:
+            return mine.mean, mine.std
+        gains = list_differences(*(_by_seed(one) for one in (mine, base[0])))
+        return mine.mean - (base[0].mean or 0.0), stdev(gains) if len(gains) > 1 else None
 
     def sides_of(self, panel: Panel, cell: Cell) -> list[Judgement]:
         """A cell, and what it is a gain over."""
@@ -131,6 +136,11 @@ class FigureRuns:
         if {panel.kind for panel in self.figure.panels} <= {"parameter", "bars"}:
             return [cell for cell in self.figure.cells if not self.judged[cell.place].entries]
         return [cell for cell in self.figure.cells if not self.sources[cell.place]]
+
+
+def _by_seed(judged: Judgement) -> dict[int, float]:
+    pairs = zip(judged.entries, judged.values, strict=True)
+    return {entry.seed: value for entry, value in pairs if value is not None}
 
 
 def source_of_entry(entry: Entry) -> Source:

@@ -9,6 +9,7 @@ from pathlib import Path
 from fedkeel.errors import FedkeelError
 from fedkeel.papers.figures import Figure, find_figure
 from fedkeel.papers.ledger import Entry, keep_newest
+from fedkeel.papers.noise import NoiseOfLedger
 from fedkeel.papers.spectra import rounds_of
 from fedkeel.report.drawing import styled
 from fedkeel.report.figure_page import caption, compare_with_paper, draw_named, file_name
@@ -45,10 +46,11 @@ does what is tracked in a model near chance: one whose accuracy is below twice t
 
 def write_gallery(entries: Sequence[Entry], folder: Path) -> Iterator[Path]:
     """Draw every figure that there is something for, and write the page; name each file when it is there."""
+    noise, known = NoiseOfLedger(entries), keep_newest(entries)
     for figure in list_shown():
         try:
             with styled("page"):
-                yield from write_charts(draw_named(FigureRuns(figure, keep_newest(entries))), folder, ("png",))
+                yield from write_charts(draw_named(FigureRuns(figure, known, noise=noise)), folder, ("png",))
         except FedkeelError as error:  # labels need the data set; an image of before stays
             log.warning("%s is not drawn: %s", figure.name, error.message)
     path = folder / PAGE
@@ -62,10 +64,10 @@ def list_shown() -> list[Figure]:
 
 def page(entries: Sequence[Entry], folder: Path) -> str:
     """Markdown: of each figure what the paper shows, the images of the folder, what is alike and what not, its runs."""
-    known = keep_newest(entries)
+    noise, known = NoiseOfLedger(entries), keep_newest(entries)
     parts = [HEAD]
     for figure in list_shown():
-        runs = FigureRuns(figure, known)
+        runs = FigureRuns(figure, known, noise=noise)
         told = compare_with_paper(runs)
         parts += [f"## {caption(figure)}\n", f"**The paper shows:** {figure.says}\n"]
         parts += [f"![{caption(figure)}]({path.name})\n" for path in find_images(figure, folder)]

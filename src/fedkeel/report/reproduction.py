@@ -56,7 +56,7 @@ def write_reproduction(ledger: Path, file: Path, title: str | None) -> int:
     """Write the page; how many runs it is about."""
     entries = read_lines(ledger, needed=True)
     write_page(file, page(entries, title or "Reported against measured"))
-    return spent(entries)[0]
+    return spent(keep_newest(entries))[0]
 
 
 def page(entries: Sequence[Entry], title: str) -> str:
@@ -73,7 +73,7 @@ def page(entries: Sequence[Entry], title: str) -> str:
         parts.append(section(name, "".join(made)))
     judgements = [one for _, judged in every for one in judged]
     parts += [
-        section("Figures of the papers, made again", show_figures(entries)),
+        section("Figures of the papers, made again", show_figures(lines)),
         section("Against one setting", show_sweeps(entries)),
         section("Contradictions, and what was tried", show_contradictions(judgements, counted)),
         section("Superseded", show_superseded(lines)),

@@ -71,11 +71,13 @@ def check_seeds(seeds: Sequence[int]) -> None:
         raise ExperimentError(f"a seed is given twice: {show_value(seeds)}", "every seed is one run of each method")
 
 
-def check_fresh_seeds(seeds: Sequence[int], own: int) -> None:
-    """Refuse them also if the study's `own` seed is among them: its tries were chosen with it."""
+def check_fresh_seeds(seeds: Sequence[int], own: int, split: Any = None) -> None:
+    """Refuse them also if the study's `own` seed is among them, or the `split` of its tries: these chose by both, and a
+    final run divides the data by its own seed."""
     check_seeds(seeds)
-    if own in seeds:
-        fresh = [seed for seed in seeds if seed != own] or [own + 1]
-        raise ExperimentError(
-            f"seed {own} is that of the tries: final runs take fresh ones.", f"for example seeds = {fresh}"
-        )
+    for used, what in ((own, "seed"), (split, "partition_seed")):
+        if used in seeds:
+            fresh = [seed for seed in seeds if seed not in (own, split)] or [max(own, used) + 1]
+            raise ExperimentError(
+                f"{what} {used} is that of the tries: final runs take fresh ones.", f"for example seeds = {fresh}"
+            )

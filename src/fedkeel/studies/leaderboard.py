@@ -118,8 +118,9 @@ class Leaderboard:
         given = {word: value for word, value in data.items() if word != "settings"}
         given = read_values(given, types_of(Leaderboard), ExperimentError)
         made = Leaderboard(arenas, **given, trust=Trust.given(trust))
-        check_fresh_seeds(made.seeds, made.seed)
-        for arena in arenas:  # also refuses code that the file names and nobody vouches for
+        for arena in arenas:
+            check_fresh_seeds(made.seeds, made.seed, arena.experiment.get("partition_seed"))
+            # also refuses code that the file names and nobody vouches for
             if (many := len(made.list_tries(arena, made.baseline))) < made.tries:
                 raise ExperimentError(
                     f"tries = {made.tries}, and the grid of setting {arena.name} has {many}.",

@@ -155,7 +155,7 @@ class Search:
             raise ExperimentError(f"{self.name} is a method already.", 'name = "mine"')
         if self.keep < 2:
             raise ExperimentError("keep must be at least 2: one of so many goes on.", "keep = 3")
-        check_fresh_seeds(self.seeds, self.seed)
+        check_fresh_seeds(self.seeds, self.seed, self.base.get("partition_seed"))
         if self.first is not None and self.first > self.rounds:
             raise ExperimentError(
                 f"the first rung has {self.first} rounds, and the whole run {self.rounds}.", f"first = {self.rungs[0]}"
