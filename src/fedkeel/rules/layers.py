@@ -78,9 +78,21 @@ class On(Rule, stackable=True):
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         part = tree.layout.only(matcher(tuple(self.patterns)))
+
+        def see(state: State) -> State:
+            """What the inner rule may read of the whole model, narrowed to what matches."""
+            read = {name: state[name] for name in ("params", *self.reads) if name in state}
+            whole = (name for name, slot in read.items() if isinstance(slot, Tree) and slot.layout == tree.layout)
+            return state | {name: read[name].only(part) for name in whole}
+
         gradient = None if at.gradient is None else at.gradient.only(part)
-        there = at._replace(params=at.params.only(part), start=at.start.only(part), gradient=gradient)
-        changed, client = self.inner.step(tree.only(part), client, there)
+        there = at._replace(
+            params=at.params.only(part), start=at.start.only(part), gradient=gradient, message=see(at.message)
+        )
+        seen = see(client)
+        changed, after = self.inner.step(tree.only(part), seen, there)
+        if after is not seen:
+            client = {name: client[name] | slot if isinstance(slot, Tree) else slot for name, slot in after.items()}
         # a perturbation of the others would be their gradient
         rest = tree.zeros() if self.needs_gradient is not None else tree
         return rest | changed, client
