@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 import fedkeel as fk
 from fedkeel.core.objectives import CodeBottleneck, Given, UsualBottleneck, divergence
@@ -77,6 +78,18 @@ def test_the_divergence_is_from_the_prior_of_the_label(kind, expected):
     output = (number(1.0)[None], number(2.0)[None], torch.zeros(1, 2, 2, dtype=torch.float64))
     found = kind(0.1).losses(output, torch.tensor([1]), Given(message=sent))
     assert found.item() == pytest.approx(0.693147 + 0.1 * expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+def test_targets_that_count_nowhere_train_no_code_and_no_prior(engine):
+    """A class that the loss ignores is as if it named none: each is left out of the mean and of the experts."""
+    given, found = coded_problem(), []
+    for loss, label in ((nn.CrossEntropyLoss(ignore_index=0), 0), (nn.CrossEntropyLoss(), -100)):
+        data = [(x, y.masked_fill(y == 0, label)) for x, y in (*given.clients, given.test)]
+        run = fk.run(experiment(replace(given, loss=loss, clients=data[:-1], test=data[-1])), engine=engine)
+        found.append((run.result["model_digest"], run.curve("loss"), run.curve("test_loss")))
+        assert run.server["prior_mean"]["head.weight"].any(1).tolist() == [False, True, True]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(("word", "value"), [("beta", -1.0), ("beta2", 1.5)])

@@ -9,7 +9,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import fedkeel as fk
+from fedkeel.data.clients import TensorClients
 from fedkeel.errors import DataError, ExperimentError, ModelError
+from fedkeel.problems.class_labels import list_outside
 from fedkeel.problems.predictions import class_scores
 from fedkeel.problems.task import Task
 from fedkeel.runs.prepare import CrossEntropy
@@ -90,6 +92,17 @@ def test_labels_that_are_ignored_are_of_no_class():
     assert train(counting, method="fedlc").curve("test_loss")[-1] < 2
     task = Task(counting)
     assert task.histogram(1).sum() == 29
+
+
+def test_labels_of_one_byte_are_counted_among_any_number_of_classes():
+    """PyTorch brings a number beside eight bits into their range: 256 would be 0 there, and 128 be -128."""
+    bytes_of, counts = torch.tensor([0, 7, 7, 100], dtype=torch.uint8), [1, 0, 0, 0, 0, 0, 0, 2]
+    for kind, classes in ((torch.uint8, 256), (torch.uint8, 300), (torch.int8, 128), (torch.int64, 256)):
+        given = fk.Problem(nn.CrossEntropyLoss(), [(X[:4], bytes_of.to(kind))], nn.Linear(4, classes), classes=classes)
+        found = Task(given).histogram(0)
+        assert (found[:8].tolist(), found[100], found.sum()) == (counts, 1, 4), (kind, classes)
+    signed = TensorClients([(X[:4], torch.tensor([-100, 0, 7, 100], dtype=torch.int8))])
+    assert list_outside(signed, 200) == [-100]
 
 
 @for_each("loss", [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(ignore_index=7), F.cross_entropy, CrossEntropy()])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.ndimage import gaussian_filter1d
 
 import fedkeel as fk
+from fedkeel.core.contract import name_of
 from fedkeel.methods.composition import load_rule, save_rule
 from fedkeel.rules import RULES
 from fedkeel.rules.filters import ORDERS
@@ -113,6 +114,42 @@ def test_on_touches_only_what_matches():
     assert torch.equal(found["body"], EIGHT)
     with pytest.raises(fk.MethodError, match="without memory"):
         fk.On("f*", fk.ControlVariates())
+
+
+@dataclass(frozen=True)
+class Doubles(fk.Rule):
+    """Doubles what another rule keeps."""
+
+    reads = ("c_i",)
+
+    def step(self, tree, client, at):
+        return tree + client["c_i"], client | {"c_i": 2 * client["c_i"]}
+
+
+@pytest.mark.parametrize("patterns", ["f*", "*"])
+@pytest.mark.parametrize(
+    "rule", [fk.DistilAscent(0.1), fk.SharedLayers(0.1), fk.PredictedPosition(0.1), Doubles()], ids=name_of
+)
+def test_on_narrows_what_the_rule_reads_of_the_whole_model(rule, patterns):
+    """The model that the server sent, and slots of other rules: what matches is as in a model that has no more."""
+    draw = torch.Generator().manual_seed(1)
+    tree, params, start, sent, momentum, c, c_i = (
+        fk.Tree.of({name: torch.randn(2, 3, generator=draw) for name in ("body", "fc")}) for _ in range(7)
+    )
+    message, alpha, zero = {"params": sent, "momentum": momentum, "c": c}, {"alpha": torch.tensor(0.1)}, torch.tensor(0)
+
+    def step(one, narrow):
+        at = fk.Local(narrow(params), narrow(start), {n: narrow(t) for n, t in message.items()} | alpha, narrow(tree),
+                      zero, zero + 1, zero, zero)  # fmt: skip
+        return one.step(narrow(tree), {"c_i": narrow(c_i)}, at)
+
+    part = tree.layout.only(lambda name: patterns == "*" or name == "fc")
+    (found, client), (expected, slots) = step(fk.On(patterns, rule), lambda t: t), step(rule, lambda t: t.only(part))
+    assert torch.equal(found.only(part).buffer, expected.buffer)
+    assert torch.equal(client["c_i"].only(part).buffer, slots["c_i"].buffer)
+    if patterns == "f*":
+        assert torch.equal(found["body"], torch.zeros(2, 3) if rule.needs_gradient else tree["body"])
+        assert torch.equal(client["c_i"]["body"], c_i["body"])
 
 
 PROJECTIONS = [lambda r, order: fk.HighPass(r, order=order), lambda r, order: fk.LowPass(r, order=order)]

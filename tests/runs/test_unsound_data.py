@@ -172,6 +172,19 @@ def test_labels_that_the_loss_leaves_out_are_taken():
     assert len(train(replace(problem, test=(x, y))).records) == 2
 
 
+@pytest.mark.parametrize("kind", [int, np.int64, torch.tensor])
+def test_the_class_that_the_loss_ignores_is_any_whole_number(kind):
+    """As PyTorch takes it: a client that has no other class has no loss, and is not left out for one."""
+    problem = small_problem()
+    clients = [(x, y * 0 if i == 2 else y) for i, (x, y) in enumerate(problem.clients)]
+    loss = torch.nn.CrossEntropyLoss(ignore_index=kind(0))
+    records = train(replace(problem, clients=clients, loss=loss), participation=1.0).records
+    assert [record.dropped for record in records] == [[], []]
+    counted = problem.test[1] > 0
+    right = records[-1].accuracy * int(counted.sum())
+    assert right == pytest.approx(round(right))
+
+
 @pytest.mark.parametrize("missing", [[], [1], [0, 2]])
 def test_classes_that_are_tested_and_that_nobody_trains_on_are_named(missing, caplog):
     problem = small_problem()
@@ -181,6 +194,10 @@ def test_classes_that_are_tested_and_that_nobody_trains_on_are_named(missing, ca
     shown = ", ".join(map(str, missing))
     assert caplog.text.count("no client trains on labels that the test data hold") == bool(missing)
     assert f"the test data hold: {shown};" in caplog.text or not missing
+    caplog.clear()
+    ignoring = torch.nn.CrossEntropyLoss(ignore_index=missing[0] if missing else -100)
+    train(replace(problem, clients=clients, loss=ignoring), rounds=1)
+    assert caplog.text.count("the test data hold: 2;") == caplog.text.count("the test data hold") == (len(missing) > 1)
 
 
 def test_data_that_are_read_as_their_turn_comes_are_not_walked_through():

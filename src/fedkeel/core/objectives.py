@@ -201,7 +201,10 @@ def divide_by_counted(counts: Tensor, mask: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class CodeBottleneck(Objective):
-    """Cross-entropy averaged over samples of the code, + β KL(r_y ‖ q(z|x)); r_y: the common prior of the label."""
+    """Cross-entropy averaged over samples of the code, + β KL(r_y ‖ q(z|x)); r_y: the common prior of the label.
+
+    Targets that name no class, such as -100, are left out of the mean.
+    """
 
     beta: NonNegative = 1e-3
     asks: ClassVar[tuple[str, ...]] = ("key",)
@@ -209,9 +212,12 @@ class CodeBottleneck(Objective):
     usual: ClassVar[bool] = False  # the direction of the divergence: from the code to the prior
 
     def losses(self, output: tuple[Tensor, Tensor, Tensor], target: Tensor, given: Given) -> Tensor:
-        code, prior = output[:2], prior_of(target, given)
+        counts = names_a_class(target, output[2].shape[-1], given.ignored)
+        label = target.masked_fill(~counts, 0)
+        code, prior = output[:2], prior_of(label, given)
         apart = divergence(*code, *prior) if self.usual else divergence(*prior, *code)
-        return sampled_cross_entropy(output[2], target) + self.beta * apart
+        each = (sampled_cross_entropy(output[2], label) + self.beta * apart).masked_fill(~counts, 0.0)
+        return each * divide_by_counted(counts.to(each), given.mask)
 
 
 @dataclass(frozen=True)
@@ -247,7 +253,9 @@ class Precision(Objective):
     total: ClassVar[bool] = True
 
     def losses(self, output: Tensor, target: Tensor, given: Given) -> Tensor:
-        return output.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+        counts = names_a_class(target, output.shape[-1], given.ignored)
+        own = output.gather(-1, target.masked_fill(~counts, 0).unsqueeze(-1)).squeeze(-1)
+        return own.masked_fill(~counts, 0.0)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def list_outside(data: ClientData, classes: int) -> list[int]:
     for target in targets_of_classes(data):
         low, high = lowest_and_highest(target)
         if low < 0 or high >= classes:
-            found |= {*target[(target < 0) | (target >= classes)].unique().tolist()}
+            found |= {label for label in target.unique().tolist() if not 0 <= label < classes}
     return sorted(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,7 +33,7 @@ CLEAN = "leave such samples out, or fill what is missing"
 def check_data(task: Task) -> None:
     """Refuse an empty test set, test inputs that are not finite, and labels that the loss does not take, beforehand.
 
-    A warning names the classes that are tested and that no client trains on.
+    A warning names the classes that are tested and that no client trains on, but for the one that the loss ignores.
     Only data in memory are checked: others are read when their turn comes.
     """
     parts = {"the training data": task.clients, "the test set": task.test, "the clients' test sets": task.tests}
@@ -46,7 +47,8 @@ def check_data(task: Task) -> None:
             raise DataError(f"the targets of {name} hold numbers that are not finite ({wrong}).", CLEAN)
     classes = check_labels(task, given)
     if classes is not None and task.test is not None:
-        warn_of_untrained(list_untrained(task.clients, task.test, classes))
+        untrained = list_untrained(task.clients, task.test, classes)
+        warn_of_untrained([label for label in untrained if label != task.ignored])
 
 
 def check_pairs(task: Task, clients: Sequence[int], batch_size: int) -> None:
@@ -164,7 +166,10 @@ def find_ignored(problem: Problem) -> tuple[Problem, int | None]:
 def ignored_by(loss: Any) -> int:
     """The label that a loss of classes ignores; a function's that does not say so is -100, as in PyTorch."""
     label = getattr(loss, "ignore_index", getattr(loss, "keywords", {}).get("ignore_index", -100))
-    return label if isinstance(label, int) else -100
+    try:
+        return operator.index(label)  # numpy's whole numbers, too, which PyTorch takes
+    except TypeError:
+        return -100
 
 
 def ignored_class(loss: Any) -> int | None:

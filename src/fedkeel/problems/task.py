@@ -182,10 +182,9 @@ class Task:
             labels = self.clients.rows(client, np.arange(self.clients.sizes[client]))[-1].reshape(-1)
             if labels.is_floating_point() and not torch.equal(labels, labels.trunc()):
                 raise ExperimentError("this method counts the samples of each class, and targets are fractions.")
-            known = labels[
-                names_a_class(labels, self.problem.classes, self.ignored)
-            ]  # others are ignored, such as -100
-            counts = torch.bincount(known.to(torch.int64), minlength=self.problem.classes)
+            labels = labels.to(torch.int64)  # of eight bits they would be compared with a number of classes modulo 256
+            known = labels[names_a_class(labels, self.problem.classes, self.ignored)]
+            counts = torch.bincount(known, minlength=self.problem.classes)
             self._histograms[client] = counts.to(self.device, self.dtype)
         return self._histograms[client]
 

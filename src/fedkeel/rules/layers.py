@@ -78,9 +78,21 @@ class On(Rule, stackable=True):
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         part = tree.layout.only(matcher(tuple(self.patterns)))
+
+        def narrow(state: State) -> State:
+            """What the inner rule may read of the whole model, of the parameters that match."""
+            read = {name: slot for name, slot in state.items() if name == "params" or name in self.reads}
+            whole = {name: slot for name, slot in read.items() if isinstance(slot, Tree) and slot.layout == tree.layout}
+            return {name: slot.only(part) for name, slot in whole.items()}
+
         gradient = None if at.gradient is None else at.gradient.only(part)
-        there = at._replace(params=at.params.only(part), start=at.start.only(part), gradient=gradient)
-        changed, client = self.inner.step(tree.only(part), client, there)
+        message = at.message | narrow(at.message)
+        there = at._replace(params=at.params.only(part), start=at.start.only(part), gradient=gradient, message=message)
+        inside = narrow(client)
+        seen = client | inside
+        changed, after = self.inner.step(tree.only(part), seen, there)
+        if after is not seen:
+            client = after | {name: client[name] | after[name] for name in inside if name in after}
         # a perturbation of the others would be their gradient
         rest = tree.zeros() if self.needs_gradient is not None else tree
         return rest | changed, client
