@@ -203,6 +203,19 @@ def test_other_forms_of_the_text_give_the_same_windows(tmp_path, form):
     np.testing.assert_array_equal(same.test_labels, plays.test_labels)
 
 
+@pytest.mark.parametrize("pack", [published.folder_of, more.zip_of, published.tar_of])
+def test_what_macos_adds_to_a_copy_is_no_role(tmp_path, pack):
+    """An archive that a Mac has packed has a second file beside each; one of roles would be read as text."""
+    path = published.folder_of(tmp_path, {FILE: json.dumps(ROLES).encode()}) / FILE
+    plays = import_into(SHAKESPEARE, path, tmp_path / "1", check=True)
+    files = {f"by_play_and_character/{name}.txt": text.encode() for name, text in ROLES.items()}
+    own = b"\x00\x05\x16\x07Mac OS X" + bytes(500)
+    files |= {f"{place}by_play_and_character/._{name}.txt": own for name in ROLES for place in ("", "__MACOSX/")}
+    same = import_into(SHAKESPEARE, pack(tmp_path / "packed", files), tmp_path / "2", check=True)
+    np.testing.assert_array_equal(same.groups, plays.groups)
+    np.testing.assert_array_equal(np.asarray(same.train_images), np.asarray(plays.train_images))
+
+
 def test_shakespeare_comes_from_the_hub(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets", reason="the extra fedkeel[download] is not installed")
     monkeypatch.setenv("FEDKEEL_HUB", str(tmp_path / "hub"))
