@@ -56,6 +56,20 @@ def test_leafs_own_split_is_kept(tmp_path):
     assert femnist.train_images.shape == (14, 28, 28)
 
 
+def test_of_leafs_whole_folder_the_last_step_is_read(tmp_path):
+    """LEAF's script makes sampled_data from all_data, and train and test from that, and leaves them all there."""
+    given = writers({"f0003_41": 6, "f0001_02": 11})
+    train = {name: (x[:-2], y[:-2]) for name, (x, y) in given.items()}
+    test = {name: (x[-2:], y[-2:]) for name, (x, y) in given.items()}
+    steps = {"all_data/all_data_0.json": leaf(given), "sampled_data/all_data_0_niid_05.json": leaf(given)}
+    split = {"train/all_data_0_niid_05_train_9.json": leaf(train), "test/all_data_0_niid_05_test_9.json": leaf(test)}
+    femnist = import_into(FEMNIST, published.folder_of(tmp_path / "data", steps | split), tmp_path / "1", check=True)
+    np.testing.assert_array_equal(femnist.train_images, np.concatenate([train[name][0] for name in sorted(train)]))
+    np.testing.assert_array_equal(femnist.test_images, np.concatenate([test[name][0] for name in sorted(test)]))
+    with pytest.raises(DataError, match="user 'f0003_41' twice, in all_data and in sampled_data"):
+        import_into(FEMNIST, published.folder_of(tmp_path / "unsplit", steps), tmp_path / "2", check=True)
+
+
 def test_an_unsplit_leaf_is_split_writer_by_writer(tmp_path):
     given = writers({"a": 20, "b": 2, "c": 1, "d": 0, "e": 11})
     path = published.folder_of(tmp_path / "leaf", {"all_data/all_data_0.json": leaf(given)})

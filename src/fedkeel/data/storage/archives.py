@@ -114,6 +114,19 @@ def open_files(path: Path, wanted: Callable[[str], bool], room: Room) -> Iterato
                 yield path.name, file
 
 
+def list_names(path: Path, room: Room) -> list[str]:
+    """The name of every file, none of which is opened."""
+    names: list[str] = []
+
+    def note(name: str) -> bool:
+        names.append(name)
+        return False
+
+    for _ in open_files(path, note, room):
+        pass
+    return names
+
+
 class ZipArchive(zipfile.ZipFile):
     """A zip archive for reading; what is encrypted, or packed in a way that Python does not know, is a bad one."""
 
