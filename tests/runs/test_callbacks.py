@@ -74,6 +74,12 @@ class Interrupting(fk.Callback):
             raise KeyboardInterrupt
 
 
+def test_callbacks_are_told_of_checkpoints_that_were_written(tmp_path):
+    for out, told in ((None, 0), (tmp_path / "a", 2)):
+        fk.run(experiment(rounds=2), out=out, checkpoint_seconds=0.0, callbacks=[(counting := Counting())])
+        assert counting.saved == told
+
+
 # ---- the best model ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("engine", ["serial", "stacked", pytest.param("processes", marks=pytest.mark.slow)])
 def test_the_best_model_is_that_of_the_best_round(engine, tmp_path):

@@ -159,7 +159,7 @@ class Loop:
                 self.call_back()
                 if progress is not None:
                     progress.round(record)
-                if time.monotonic() - last_saved >= self.patience():
+                if self.folder is not None and time.monotonic() - last_saved >= self.patience():
                     self.save()
                     self.callbacks.see_checkpoint(self.experiment, self.records, deploy(self.method, self.server))
                     last_saved, told = time.monotonic(), self.done
