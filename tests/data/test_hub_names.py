@@ -208,6 +208,15 @@ def test_rows_without_a_label_are_refused_in_one_line(here, library, missing):
         load("hf:kinds")
 
 
+def test_a_row_without_a_picture_is_refused_in_one_line(here, library):
+    library.load_from_disk("shapes")["train"].map(
+        lambda row, i: {"picture": None if i == 4 else row["picture"]}, with_indices=True
+    ).save_to_disk("holes")
+    with pytest.raises(fk.DataError, match="a row has no picture") as refused:
+        load("hf:holes")
+    assert "leave them out" in refused.value.hint
+
+
 def test_no_picture_of_a_repository_starts_a_program(here, library, monkeypatch):
     image = pytest.importorskip("PIL.Image")
     script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"

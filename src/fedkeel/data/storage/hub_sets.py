@@ -254,6 +254,8 @@ def choose_column(rows: Any, repository: str, named: str | None, found: Sequence
 
 def picture(image: Any, size: int | None, shape: tuple[int, ...] | None) -> NDArray[np.uint8]:
     """A picture as an array, grey or of three colours as the first is; brought to a size where one is asked for."""
+    if image is None:
+        raise DataError("a row has no picture.", LEAVE_OUT)
     refuse_deep(image, "a picture")
     grey = image.mode in ("L", "1") if shape is None else len(shape) == 2
     image = image.convert("L" if grey else "RGB")
