@@ -95,6 +95,8 @@ def test_the_best_model_is_that_of_the_best_round(engine, tmp_path):
     assert read.result == run.result
     assert equal(read.at("best").params, run.history[best - 1])
     assert len(read.at("best").records) == best
+    assert read.at("best").last == run.best > run.last
+    assert read.at("best").result["bytes_up"] == sum(record.bytes_up for record in run.records[:best])
     assert read.at("last") is read
 
 
