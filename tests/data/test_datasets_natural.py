@@ -56,6 +56,20 @@ def test_leafs_own_split_is_kept(tmp_path):
     assert femnist.train_images.shape == (14, 28, 28)
 
 
+def test_of_leafs_whole_folder_the_last_step_is_read(tmp_path):
+    """LEAF's script makes sampled_data from all_data, and train and test from that, and leaves them all there."""
+    given = writers({"f0003_41": 6, "f0001_02": 11})
+    train = {name: (x[:-2], y[:-2]) for name, (x, y) in given.items()}
+    test = {name: (x[-2:], y[-2:]) for name, (x, y) in given.items()}
+    steps = {"all_data/all_data_0.json": leaf(given), "sampled_data/all_data_0_niid_05.json": leaf(given)}
+    split = {"train/all_data_0_niid_05_train_9.json": leaf(train), "test/all_data_0_niid_05_test_9.json": leaf(test)}
+    femnist = import_into(FEMNIST, published.folder_of(tmp_path / "data", steps | split), tmp_path / "1", check=True)
+    np.testing.assert_array_equal(femnist.train_images, np.concatenate([train[name][0] for name in sorted(train)]))
+    np.testing.assert_array_equal(femnist.test_images, np.concatenate([test[name][0] for name in sorted(test)]))
+    with pytest.raises(DataError, match="user 'f0003_41' twice, in all_data and in sampled_data"):
+        import_into(FEMNIST, published.folder_of(tmp_path / "unsplit", steps), tmp_path / "2", check=True)
+
+
 def test_an_unsplit_leaf_is_split_writer_by_writer(tmp_path):
     given = writers({"a": 20, "b": 2, "c": 1, "d": 0, "e": 11})
     path = published.folder_of(tmp_path / "leaf", {"all_data/all_data_0.json": leaf(given)})
@@ -201,6 +215,19 @@ def test_other_forms_of_the_text_give_the_same_windows(tmp_path, form):
     same = import_into(SHAKESPEARE, published.folder_of(tmp_path / form, files), tmp_path / "2", check=True)
     np.testing.assert_array_equal(np.asarray(same.train_images), np.asarray(plays.train_images))
     np.testing.assert_array_equal(same.test_labels, plays.test_labels)
+
+
+@pytest.mark.parametrize("pack", [published.folder_of, more.zip_of, published.tar_of])
+def test_what_macos_adds_to_a_copy_is_no_role(tmp_path, pack):
+    """An archive that a Mac has packed has a second file beside each; one of roles would be read as text."""
+    path = published.folder_of(tmp_path, {FILE: json.dumps(ROLES).encode()}) / FILE
+    plays = import_into(SHAKESPEARE, path, tmp_path / "1", check=True)
+    files = {f"by_play_and_character/{name}.txt": text.encode() for name, text in ROLES.items()}
+    own = b"\x00\x05\x16\x07Mac OS X" + bytes(500)
+    files |= {f"{place}by_play_and_character/._{name}.txt": own for name in ROLES for place in ("", "__MACOSX/")}
+    same = import_into(SHAKESPEARE, pack(tmp_path / "packed", files), tmp_path / "2", check=True)
+    np.testing.assert_array_equal(same.groups, plays.groups)
+    np.testing.assert_array_equal(np.asarray(same.train_images), np.asarray(plays.train_images))
 
 
 def test_shakespeare_comes_from_the_hub(tmp_path, monkeypatch):

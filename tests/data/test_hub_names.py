@@ -100,6 +100,27 @@ def test_a_run_does_not_go_on_with_other_data(here, library, fedkeel):
     assert Path("a/rounds.jsonl").read_bytes() == kept
 
 
+def test_a_folder_that_has_changed_is_read_again(here, library, caplog):
+    """Rows that were left out and saved again, or another project's folder of the same name."""
+    before = load("hf:shapes").card.checksums["data"]
+    assert load("hf:shapes").card.checksums["data"] == before
+    (here / "shapes" / "train" / "cache-0123.arrow").write_bytes(b"what the library leaves there")
+    assert is_here("hf:shapes")
+    assert not caplog.messages
+    saved(library, "shapes", pictures=PICTURES[::-1])
+    assert not is_here("hf:shapes")
+    assert np.array_equal(load("hf:shapes").train_images[0], PICTURES[-1])
+    assert caplog.messages == ["hf:shapes is read again: its folder has changed since it was brought in"]
+    after = find_card("hf:shapes").checksums["data"]
+    assert after != before
+    shutil.copytree("shapes", "copy")
+    shutil.rmtree("shapes")
+    assert load("hf:shapes").card.checksums["data"] == after
+    (here / "copy").rename(here / "shapes")
+    saved(library, "shapes", pictures=PICTURES[::-1])
+    assert load("hf:shapes").card.checksums["data"] == after
+
+
 def test_columns_and_natural_clients_are_named(here):
     data = load("hf:shapes,image=picture,label=kind,group=writer")
     assert np.array_equal(data.groups, np.arange(45) % 5)
@@ -185,6 +206,15 @@ def test_rows_without_a_label_are_refused_in_one_line(here, library, missing):
     rows.map(lambda row, i: {"kind": None if i == 4 else row["kind"]}, with_indices=True).save_to_disk("kinds")
     with pytest.raises(fk.DataError, match="column kind has samples without a class"):
         load("hf:kinds")
+
+
+def test_a_row_without_a_picture_is_refused_in_one_line(here, library):
+    library.load_from_disk("shapes")["train"].map(
+        lambda row, i: {"picture": None if i == 4 else row["picture"]}, with_indices=True
+    ).save_to_disk("holes")
+    with pytest.raises(fk.DataError, match="a row has no picture") as refused:
+        load("hf:holes")
+    assert "leave them out" in refused.value.hint
 
 
 def test_no_picture_of_a_repository_starts_a_program(here, library, monkeypatch):

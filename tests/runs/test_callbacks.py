@@ -74,6 +74,12 @@ class Interrupting(fk.Callback):
             raise KeyboardInterrupt
 
 
+def test_callbacks_are_told_of_checkpoints_that_were_written(tmp_path):
+    for out, told in ((None, 0), (tmp_path / "a", 2)):
+        fk.run(experiment(rounds=2), out=out, checkpoint_seconds=0.0, callbacks=[(counting := Counting())])
+        assert counting.saved == told
+
+
 # ---- the best model ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("engine", ["serial", "stacked", pytest.param("processes", marks=pytest.mark.slow)])
 def test_the_best_model_is_that_of_the_best_round(engine, tmp_path):
@@ -89,6 +95,8 @@ def test_the_best_model_is_that_of_the_best_round(engine, tmp_path):
     assert read.result == run.result
     assert equal(read.at("best").params, run.history[best - 1])
     assert len(read.at("best").records) == best
+    assert read.at("best").last == run.best > run.last
+    assert read.at("best").result["bytes_up"] == sum(record.bytes_up for record in run.records[:best])
     assert read.at("last") is read
 
 

@@ -212,6 +212,22 @@ def test_training_begins_at_the_start_weights(tmp_path):
         fk.run(experiment(rounds=1, init=init))
 
 
+def test_a_run_does_not_go_on_from_other_start_weights(tmp_path):
+    """Clients that take part later begin with the private layers of the start weights."""
+    first, file, out = fk.run(experiment(rounds=1)).params, tmp_path / "w.safetensors", tmp_path / "run"
+    save_file(first, file)
+    begun = experiment(rounds=1, init=str(file))
+    fk.run(begun, out=out)
+    kept = (out / "rounds.jsonl").read_bytes()
+    save_file({name: value.clone() for name, value in first.items()}, file, {"note": "the same weights"})
+    fk.run(begun, out=out)
+    save_file({name: value + 1 for name, value in first.items()}, file)
+    for again in (begun, begun.with_(rounds=2)):
+        with pytest.raises(fk.FolderError, match=r"another experiment \(it differs in: the weights in .*w.safetensors"):
+            fk.run(again, out=out)
+    assert (out / "rounds.jsonl").read_bytes() == kept
+
+
 def test_the_trained_module_scores_what_the_run_says():
     problem = small_problem()
     run = fk.run(experiment(problem=problem, rounds=5))

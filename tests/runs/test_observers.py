@@ -337,3 +337,10 @@ def test_unknown_names(small):
     with pytest.raises(fk.RequestError, match="spectrums") as error:
         fk.run(experiment(small), track=("spectrums",))
     assert "spectrum" in error.value.hint
+
+
+@pytest.mark.parametrize("name", ["round", "test_loss"])
+def test_a_tracker_takes_the_place_of_no_other_measure(small, name):
+    """Of a name of the evaluation, the run would be judged on what the tracker says."""
+    with pytest.raises(fk.RequestError, match=f"may not call its number '{name}'"):
+        fk.run(experiment(small, rounds=1), engine="serial", track=lambda seen: {name: 0.0})

@@ -31,3 +31,20 @@ def test_clients_see_the_same_digits_through_different_lenses(name):
     changed = [not np.array_equal(plain.clients.rows(c, rows)[0], shifted.clients.rows(c, rows)[0]) for c in range(10)]
     assert all(changed)
     assert all(np.array_equal(plain.clients.rows(c, rows)[1], shifted.clients.rows(c, rows)[1]) for c in range(10))
+
+
+def test_a_shift_that_a_module_names_is_the_same_shift(tmp_path, monkeypatch):
+    (tmp_path / "lenses.py").write_text("import fedkeel as fk\nthrough = fk.FeatureShift(fk.Iid(clients=10))\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    asked = fk.Experiment(dataset="digits", partition=FeatureShift(fk.Iid(clients=10)), model="logistic")
+    made, named = (problem_of(one.plan).clients for one in (asked, asked.with_(partition="lenses:through")))
+    rows = np.arange(20)
+    assert all(np.array_equal(made.rows(c, rows)[0], named.rows(c, rows)[0]) for c in range(10))
+    with pytest.raises(fk.FedkeelError, match="shifted already cannot be shifted again"):
+        asked.with_(partition="feature-shift:base=lenses:through")
+
+
+def test_data_of_ones_own_are_not_shifted_in_silence():
+    pictures = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 4
+    with pytest.raises(fk.FedkeelError, match="changes the pictures of a data set by name"):
+        fk.Experiment(data=pictures, model="mlp", partition="feature-shift:base=iid:clients=4")

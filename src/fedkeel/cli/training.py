@@ -20,7 +20,7 @@ from fedkeel.engines.machine import PRECISIONS, check_device, check_workers, dev
 from fedkeel.errors import FolderError, RunError, require_known, writing
 from fedkeel.problems.metrics import Metric
 from fedkeel.runs.callbacks import Callback
-from fedkeel.runs.environment import changed_functions, check_same_data, leaks, names_before
+from fedkeel.runs.environment import changed_functions, changed_start, check_same_data, leaks, names_before
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run, load_run
 from fedkeel.runs.folder import EXPERIMENT, PLANNED, RESULT, folder_name, read_experiment, read_json, read_sums
@@ -187,9 +187,9 @@ def find_finished(
 
 def read_unchanged(target: Target) -> Run | None:
     """The run in a target's folder, as far as it has come; None where its data were set aside otherwise, or its
-    functions are made of something else now. Other data are refused."""
+    functions or start weights are others now. Other data are refused."""
     folder, plan = target.folder, target.experiment.plan
-    if leaks(folder, plan) or changed_functions(folder, plan):
+    if leaks(folder, plan) or changed_functions(folder, plan) or changed_start(folder, plan):
         return None
     check_same_data(folder, plan)
     return load_run(folder)

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from fedkeel.data.clients import DividedList, names_of, take_rows, to_tensors
 from fedkeel.data.forms import copy_containers, read_forms
+from fedkeel.data.partition.feature_shift import find_shift
 from fedkeel.data.partition.iid import Iid, QuantitySkew
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.partition import divide as divide_labels
@@ -86,6 +87,11 @@ def read_targets(clients: list[Any], test: Any) -> list[Tensor]:
 
 def divide(pool: Any, partition: Partitioner, of: int) -> DividedList:
     """Divide one pool of samples among clients."""
+    if find_shift(partition) is not None:
+        raise ExperimentError(
+            "a feature shift changes the pictures of a data set by name, not data of your own.",
+            'shift them yourself, and divide them by another partition: "iid:clients=10"',
+        )
     target = to_tensors(pool, "the training data")[-1]
     are_classes = target.shape[1:].numel() == 1 and not target.is_floating_point()
     if not are_classes and not isinstance(partition, Iid | QuantitySkew):

@@ -12,7 +12,7 @@ from fedkeel.core.schedules import KEYS, name_class_alone
 from fedkeel.errors import FolderError
 from fedkeel.methods import composition
 from fedkeel.runs import checkpoint
-from fedkeel.runs.environment import changed_functions, describe_leak, leaks, precision_before
+from fedkeel.runs.environment import changed_functions, changed_start, describe_leak, leaks, precision_before
 from fedkeel.runs.experiment import Experiment, write_value
 from fedkeel.runs.folder import read_environment, rounds_in
 from fedkeel.runs.own_code import edited
@@ -47,7 +47,7 @@ def claim(folder: RunFolder, experiment: Experiment) -> None:
         made, saved = rounds_in(folder.path), checkpoint.list_checkpoints(folder.checkpoints)
         has_rounds = made.lines or made.problem or any(map(checkpoint.round_of, saved))
         keys = sorted(k for k in {*mine, *other} if write_value(mine.get(k)) != write_value(other.get(k)))
-        keys = keys or changed_functions(folder.path, experiment.plan)
+        keys = keys or [*changed_functions(folder.path, experiment.plan), *changed_start(folder.path, experiment.plan)]
         if keys and not has_rounds and read_environment(folder.path):
             for path in saved:
                 checkpoint.remove(path)

@@ -5,6 +5,7 @@ Seconds depend on it: those measured in one place are averaged, those of several
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import subprocess
 import sys
@@ -18,12 +19,13 @@ import torch
 
 from fedkeel import __version__
 from fedkeel.engines.machine import processor
-from fedkeel.errors import FolderError
-from fedkeel.problems.problem import Problem
+from fedkeel.errors import ExperimentError, FolderError
+from fedkeel.problems.problem import Problem, digest_tensors
 from fedkeel.runs.experiment import PYTHON, Experiment
 from fedkeel.runs.folder import CLIENTS, FORMAT, read_environment, read_json
 from fedkeel.runs.own_code import sources
 from fedkeel.runs.plan import Division, Plan
+from fedkeel.runs.prepare import start_weights
 
 BY_SAMPLE = "by sample"
 """All copies of a sample are trained on, or none; runs up to version 0.1.0 do not say so."""
@@ -103,6 +105,21 @@ def changed_functions(folder: Path, plan: Plan) -> list[str]:
     if not isinstance(before, Mapping):
         return []
     return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+
+
+def start_digest(plan: Plan) -> str | None:
+    """Return the identity of the weights that a plan begins with, whatever their file; None where it names no file."""
+    return None if plan.init is None else digest_tensors(start_weights(Path(plan.init)))
+
+
+def changed_start(folder: Path, plan: Plan) -> list[str]:
+    """Name the file of start weights where it holds others than when the run there was begun; none where the folder
+    does not say, or the file is gone."""
+    before, now = read_environment(folder).get("init"), None
+    if before is not None:
+        with contextlib.suppress(ExperimentError):
+            now = start_digest(plan)
+    return [] if now is None or now == before else [f"the weights in {plan.init}"]
 
 
 def undivided_data(experiment: Experiment, folder: Path | None) -> str | None:

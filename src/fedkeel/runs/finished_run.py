@@ -98,10 +98,9 @@ class Run:
                 model = read_kept(self.path / "checkpoint", kept)
             except Damaged as error:
                 raise FolderError(f"the {which} model of {self.path} is damaged: {error}", "restore it") from None
-        result = self.result | {"rounds": kept.round}
-        return replace(
-            self, records=self.records[: kept.round], result=result, server=self.server | model, chosen=model
-        )
+        records, identity = self.records[: kept.round], str(self.result["fingerprint"])
+        of_then = result(records, model, self.plan.evaluate_every, identity, None)
+        return replace(self, records=records, result=of_then, server=self.server | model, chosen=model)
 
     @property
     def params(self) -> dict[str, Tensor]:

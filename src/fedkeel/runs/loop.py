@@ -32,7 +32,7 @@ from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import DIVERGED, TIMING, read_environment, read_json
 from fedkeel.runs.following import Callbacks
-from fedkeel.runs.observers import Observer, Seen, observe_round
+from fedkeel.runs.observers import Observer, Seen, check_names, observe_round
 from fedkeel.runs.probe import Probe
 from fedkeel.runs.record import RoundRecord, result
 from fedkeel.runs.run_folder import RunFolder
@@ -159,7 +159,7 @@ class Loop:
                 self.call_back()
                 if progress is not None:
                     progress.round(record)
-                if time.monotonic() - last_saved >= self.patience():
+                if self.folder is not None and time.monotonic() - last_saved >= self.patience():
                     self.save()
                     self.callbacks.see_checkpoint(self.experiment, self.records, deploy(self.method, self.server))
                     last_saved, told = time.monotonic(), self.done
@@ -247,6 +247,7 @@ class Loop:
                 personal = self.judge.personal(engine, server, policy, selected, {o.client: o.state for o in kept})
             # a run that judges clients' models is judged by them
             measures = self.judge.by_clients(measures, personal.measures)
+        check_names(tracked, measures)
         record = RoundRecord(
             round=t + 1,
             selected=selected,

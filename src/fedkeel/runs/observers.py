@@ -224,14 +224,20 @@ def observe_round(observers: Iterable[Observer], seen: Seen) -> dict[str, float 
         told = observer(seen)
         if not isinstance(told, Mapping):
             raise RequestError(f"a tracker returns numbers by name, not {type(told).__name__}.", 'return {"name": 0.5}')
+        check_names(told, {})
         found |= {name: check_number(name, value) for name, value in told.items()}
     return found
 
 
+def check_names(tracked: Iterable[str], measured: Mapping[str, Any]) -> None:
+    """Refuse a tracker's number that has the name of another measure of its round, whose place it would take."""
+    for name in tracked:
+        if name in measured or name in NAMES:
+            raise RequestError(f"a tracker may not call its number {name!r}: a round has that already.", "another name")
+
+
 def check_number(name: str, value: Any) -> float | None:
     """Return what a tracker says as a number; None where it is none that JSON knows."""
-    if name in NAMES:
-        raise RequestError(f"a tracker may not call its number {name!r}: a round has that already.", "another name")
     try:
         plain = float(value)
     except (TypeError, ValueError):

@@ -23,7 +23,7 @@ from fedkeel.core.rule import Rule, Setting
 from fedkeel.data import Dataset, Samples, load
 from fedkeel.data.clients import SharedClients
 from fedkeel.data.dataset import DatasetCard, Joined
-from fedkeel.data.partition.feature_shift import FeatureShift
+from fedkeel.data.partition.feature_shift import find_shift
 from fedkeel.data.partition.partition import Partition, assign_all
 from fedkeel.data.partition.partition import divide as divide_labels
 from fedkeel.data.prepare import Preparation, find_augmentation
@@ -76,7 +76,7 @@ def problem_of(plan: Plan) -> Problem:
     pooled = policy is not None and policy.pool and policy.share > 0 and data.groups is None
     labels = np.asarray(data.train_labels)
     if pooled:
-        if isinstance(plan.source.partition, FeatureShift):
+        if find_shift(plan.source.partition) is not None:
             raise ExperimentError("a feature shift is not made of pooled data.", "evaluation.pool = false")
         labels = np.concatenate([labels, np.asarray(data.test_labels)])
     partition = divide(plan, data, labels)
@@ -116,10 +116,8 @@ def divide(plan: Plan, data: Dataset, labels: NDArray[np.int64] | None = None) -
 
 def train_images(plan: Plan, data: Dataset, partition: Partition) -> Samples:
     """The images as clients see them: corrupted, each client's in its own way, where the partition shifts features."""
-    partitioner = plan.division.partition
-    if not isinstance(partitioner, FeatureShift):
-        return data.train_images
-    return partitioner.corrupt(data.train_images, partition, partition_key(plan))
+    shift = find_shift(plan.division.partition)
+    return data.train_images if shift is None else shift.corrupt(data.train_images, partition, partition_key(plan))
 
 
 def partition_key(plan: Plan) -> int:

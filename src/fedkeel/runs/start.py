@@ -38,6 +38,7 @@ from fedkeel.runs.environment import (
     describe_functions,
     engines_before,
     environment,
+    start_digest,
     undivided_data,
 )
 from fedkeel.runs.experiment import Experiment
@@ -175,9 +176,10 @@ class Prepared:
             made_of: dict[str, Any] = {"data": data_digest(loop.plan)}
             made_of["undivided"] = undivided_data(loop.experiment, loop.folder.path)
             if loop.rounds_left():
-                made_of["functions"] = describe_functions(loop.plan)
+                made_of |= {"functions": describe_functions(loop.plan), "init": start_digest(loop.plan)}
             else:  # rounds of an older version do not say what made them
-                made_of["functions"] = read_environment(loop.folder.path).get("functions")
+                before = read_environment(loop.folder.path)
+                made_of |= {name: before.get(name) for name in ("functions", "init")}
             loop.folder.write_json(ENVIRONMENT, made_with | asked | made_of)
             source = loop.plan.source
             title = source.title if isinstance(source, Problem) else source.dataset

@@ -332,6 +332,8 @@ def test_text_is_read_as_it_is_written(text):
 def test_a_long_tail_comes_before_a_feature_shift():
     with pytest.raises(ExperimentError, match="long tail cannot be made of shifted features"):
         load_partition("long-tail:imbalance=10,base=feature-shift:base=iid:clients=10")
+    with pytest.raises(ExperimentError, match="shifted already cannot be shifted again"):
+        load_partition("feature-shift:severity=1,base=feature-shift:base=iid:clients=10")
 
 
 def test_a_base_that_refills_evens_out_a_long_tail_and_says_so():

@@ -136,6 +136,15 @@ def test_drafts_of_a_killed_process_are_removed_after_a_day(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == [".cifar10-recent", ".cifar100-old", "cifar10"]
 
 
+def test_a_draft_that_another_process_ends_meanwhile_is_left_alone(tmp_path, monkeypatch):
+    """Two runs that are started at once fetch the same set; files of the other come and go."""
+    (tmp_path / ".cifar10-other").mkdir()
+    monkeypatch.setattr(type(tmp_path), "rglob", lambda self, pattern: iter([self / "just_moved.npy"]))
+    with drafting(SOURCE, tmp_path) as draft:
+        fill(draft)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".cifar10-other", "cifar10"]
+
+
 def test_writers_count_and_compare(tmp_path):
     with drafting(SOURCE, tmp_path) as draft:
         with pytest.raises(DataError, match="2 of the 3 samples of a"), draft.array("a", np.uint8, (3, 4)) as file:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from fedkeel import randomness
 from fedkeel.data.corruptions.registry import CORRUPTIONS, SEVERITIES, TWELVE, corrupt_array
 from fedkeel.data.dataset import Samples
-from fedkeel.data.partition.partition import Based, Integers, Partition, divide
+from fedkeel.data.partition.own import OwnPartition
+from fedkeel.data.partition.partition import Based, Integers, Partition, Partitioner, divide
 from fedkeel.data.storage.folder import Progress
 from fedkeel.errors import DataError, ExperimentError
 from fedkeel.ranges import Range
@@ -43,6 +44,10 @@ class FeatureShift(Based):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if find_shift(self.base) is not None:
+            raise ExperimentError(
+                "features that are shifted already cannot be shifted again.", "keep one feature-shift"
+            )
         if not 0 <= self.fewest <= self.most <= len(self.dealt):
             raise ExperimentError(
                 f"corruptions per client must be 0 ≤ fewest ≤ most ≤ {len(self.dealt)}: {self.fewest} and {self.most}",
@@ -92,6 +97,12 @@ class FeatureShift(Based):
     ) -> NDArray[np.uint8]:
         """Copy all images into memory, each under its corruption. Takes the same key as `divide`."""
         return corrupt_each(images, self.assign_corruptions(partition, key), self.severity, key, progress)
+
+
+def find_shift(partition: Partitioner) -> FeatureShift | None:
+    """The feature shift that a partition is, or that its name leads to."""
+    made = partition.made if isinstance(partition, OwnPartition) else partition
+    return made if isinstance(made, FeatureShift) else None
 
 
 def corrupt_each(

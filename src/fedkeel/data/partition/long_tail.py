@@ -8,6 +8,7 @@ from typing import Annotated
 import numpy as np
 
 from fedkeel import randomness
+from fedkeel.data.partition.feature_shift import find_shift
 from fedkeel.data.partition.partition import Based, Integers, Partition, check_labels, divide
 from fedkeel.errors import ExperimentError
 from fedkeel.ranges import Range
@@ -25,7 +26,7 @@ class LongTail(Based):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if hasattr(self.base, "corrupt"):
+        if find_shift(self.base) is not None:
             raise ExperimentError("a long tail cannot be made of shifted features.", "feature-shift:base=long-tail:…")
 
     def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:

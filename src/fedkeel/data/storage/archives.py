@@ -37,6 +37,8 @@ OPENERS: dict[bytes, Callable[[Path], IO[bytes]]] = {
 }
 """How packed files start, and what unpacks them."""
 DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, gzip.BadGzipFile, lzma.LZMAError, EOFError)
+MACS_OWN = "._"
+"""What macOS calls the files that it puts beside others, in folders and in archives, for itself: `._00001.jpg`."""
 AGAIN = "fetch the file again; check=False (--no-check) takes it as it is"
 
 
@@ -79,33 +81,50 @@ def read_files(path: Path, wanted: Callable[[str], bool], room: Room) -> Iterato
 
 def open_files(path: Path, wanted: Callable[[str], bool], room: Room) -> Iterator[tuple[str, IO[bytes]]]:
     """Yield each wanted file by name, open for reading until the next one is asked for."""
+
+    def asked(name: str) -> bool:
+        return not basename(name).startswith(MACS_OWN) and wanted(name)
+
     with reading(path):
         if path.is_dir():
             for place in sorted(path.rglob("*")):
                 name = place.relative_to(path).as_posix()
-                if wanted(name) and place.is_file():
+                if asked(name) and place.is_file():
                     room.take(name, place.stat().st_size, place.stat().st_size)
                     with place.open("rb") as file:
                         yield name, file
         elif zipfile.is_zipfile(path):
             with ZipArchive(path) as archive:
                 for entry in archive.infolist():
-                    if not entry.is_dir() and wanted(entry.filename):
+                    if not entry.is_dir() and asked(entry.filename):
                         room.take(entry.filename, entry.file_size, entry.compress_size)
                         with archive.open(entry) as inner:
                             yield entry.filename, inner
         elif is_tar(path):
             with Bounded(path, room) as bounded, tarfile.open(fileobj=cast(IO[bytes], bounded), mode="r:") as tar:
                 for member in tar:
-                    if member.isfile() and wanted(member.name):
+                    if member.isfile() and asked(member.name):
                         room.take(member.name, member.size, path.stat().st_size)
                         content = tar.extractfile(member)
                         assert content is not None
                         yield member.name, content
-        elif wanted(path.name):
+        elif asked(path.name):
             room.take(path.name, path.stat().st_size, path.stat().st_size)
             with path.open("rb") as file:
                 yield path.name, file
+
+
+def list_names(path: Path, room: Room) -> list[str]:
+    """The name of every file, none of which is opened."""
+    names: list[str] = []
+
+    def note(name: str) -> bool:
+        names.append(name)
+        return False
+
+    for _ in open_files(path, note, room):
+        pass
+    return names
 
 
 class ZipArchive(zipfile.ZipFile):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -45,6 +46,26 @@ def open_split(draft: Draft, name: str) -> Any:
     return rows
 
 
+def place_of(repository: str) -> str:
+    """The name of a repository, or the folder of that name, or its copy under the folder that $FEDKEEL_HUB names."""
+    copies = os.environ.get("FEDKEEL_HUB")
+    return str(Path(copies) / repository) if copies else repository
+
+
+def stamp_of(repository: str) -> str | None:
+    """What changes when a folder does: names, sizes and times of its files. None of a repository that is no folder."""
+    place = Path(place_of(repository))
+    if not place.is_dir():
+        return None
+    seen = hashlib.sha256()
+    for file in sorted(place.rglob("*")):
+        name = file.relative_to(place)
+        # the library `datasets` writes its cache beside the data, others what is hidden
+        if file.is_file() and not any(part.startswith((".", "cache-")) for part in name.parts):
+            seen.update(f"{name.as_posix()} {file.stat().st_size} {file.stat().st_mtime_ns}\n".encode())
+    return seen.hexdigest()[:16]
+
+
 def load_repository(draft: Draft, split: str | None = None) -> Any:
     """Load the set's repository, a split or all of it; a folder that `save_to_disk` has written is one, too."""
     hub = hub_of(draft)
@@ -58,8 +79,7 @@ def load_repository(draft: Draft, split: str | None = None) -> Any:
         ) from error
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    copies = os.environ.get("FEDKEEL_HUB")
-    repository = str(Path(copies) / hub.repository) if copies else hub.repository
+    copies, repository = os.environ.get("FEDKEEL_HUB"), place_of(hub.repository)
     if copies and not Path(repository).is_dir():
         raise DataError(
             f"there is no copy of {hub.repository} in FEDKEEL_HUB: {copies}", hint="put it there, or unset FEDKEEL_HUB"

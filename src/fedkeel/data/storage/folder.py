@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -226,8 +227,9 @@ def drafting(source: Source, root: Path, progress: Progress | None = None) -> It
 def remove_stale(card: DatasetCard, root: Path) -> None:
     """Remove the drafts of a process that was killed: nothing in them has been written for a day."""
     for draft in root.glob(f".{card.folder}-*"):
-        if time.time() - max(path.stat().st_mtime for path in (draft, *draft.rglob("*"))) > DAY:
-            shutil.rmtree(draft, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another process is at work there, or has just come to its end
+            if time.time() - max(path.lstat().st_mtime for path in (draft, *draft.rglob("*"))) > DAY:
+                shutil.rmtree(draft, ignore_errors=True)
 
 
 def settle(draft: Path, place: Path) -> None:

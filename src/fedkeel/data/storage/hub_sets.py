@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,13 +15,15 @@ from numpy.typing import NDArray
 
 from fedkeel.data.clients import TARGETS
 from fedkeel.data.dataset import HUB, Dataset, DatasetCard, Hub
-from fedkeel.data.storage.download import BATCH, explain_errors, load_repository
+from fedkeel.data.storage.download import BATCH, explain_errors, load_repository, stamp_of
 from fedkeel.data.storage.folder import Draft, damaged, is_complete, open_folder
 from fedkeel.data.storage.pictures import refuse_deep
 from fedkeel.data.storage.source import Source
 from fedkeel.data.tables import warn_of_untrained
 from fedkeel.errors import DataError, require_known
 from fedkeel.randomness import key, permutation
+
+log = logging.getLogger("fedkeel")
 
 CARD = "card.json"
 TEST_SHARE = 5
@@ -80,7 +83,18 @@ def hub_source(name: str, root: Path) -> Source:
 
 
 def is_whole(card: DatasetCard, folder: Path) -> bool:
-    return is_complete(card, folder) and (folder / CARD).is_file()
+    """Whether the set is here, and as its folder is now where it came from one."""
+    if not (is_complete(card, folder) and (folder / CARD).is_file()):
+        return False
+    before, now = read_stamp(folder), stamp_of(read_name(card.name).repository)
+    return None in (before, now) or before == now
+
+
+def read_stamp(folder: Path) -> str | None:
+    """The stamp of the folder that a set was read from; None where it came over the network, or was read by an older
+    version."""
+    found: Any = json.loads((folder / CARD).read_text(encoding="utf-8")).get("stamp")
+    return found
 
 
 def read_card(card: DatasetCard, folder: Path) -> DatasetCard:
@@ -115,6 +129,9 @@ def open_hub(card: DatasetCard, folder: Path, root: Path) -> Dataset:
 def fetch(draft: Draft) -> None:
     """Read both splits into arrays, with a card of what was found and a digest of all of it."""
     asked = read_name(draft.card.name)
+    stamp = stamp_of(asked.repository)
+    if "data" in draft.card.checksums:
+        log.warning("%s is read again: its folder has changed since it was brought in", draft.card.name)
     splits = choose_splits(load_repository(draft), asked)
     first = splits["train"]
     image, label = find_image(first, asked), find_label(first, asked)
@@ -148,7 +165,7 @@ def fetch(draft: Draft) -> None:
         "classes": len(classes or words or ()), "shape": [channels, *shape[:2]], "train": len(first),
         "test": len(splits["test"]), "mean": mean.round(4).tolist(), "std": std.round(4).tolist(),
         "natural": asked.group, "digest": seen.hexdigest()[:16],
-        "owners": names,
+        "owners": names, "stamp": stamp,
     }  # fmt: skip
     (draft.folder / CARD).write_text(json.dumps(card), encoding="utf-8", newline="\n")
 
@@ -237,6 +254,8 @@ def choose_column(rows: Any, repository: str, named: str | None, found: Sequence
 
 def picture(image: Any, size: int | None, shape: tuple[int, ...] | None) -> NDArray[np.uint8]:
     """A picture as an array, grey or of three colours as the first is; brought to a size where one is asked for."""
+    if image is None:
+        raise DataError("a row has no picture.", LEAVE_OUT)
     refuse_deep(image, "a picture")
     grey = image.mode in ("L", "1") if shape is None else len(shape) == 2
     image = image.convert("L" if grey else "RGB")
