@@ -310,6 +310,9 @@ def test_runs_of_full_length_are_counted_once_and_listed_by_claim():
         in text
     )
     assert "| no claim | 1 | specgradfilter:VI FedLWS, cifar10, 300 rounds (0) |" in text
+    strange = replace(unused, table="X", settings={**unused.settings, "lr": 7.0})
+    assert "specgradfilter:X FedLWS, cifar10 of no table here, 300 rounds (0) |" in page([strange])
+    assert "mine:X FedLWS, cifar10 of no table here, 300 rounds (0) |" in page([replace(strange, paper="mine")])
 
 
 def test_a_claim_lists_the_longer_run_that_it_was_cut_from_and_not_another_training():

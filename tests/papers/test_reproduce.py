@@ -256,6 +256,7 @@ def test_a_damaged_ledger_is_said(tmp_path):
     [
         ("seconds", None, "seconds must be a number: None"),
         ("settings", [], "settings must be a table: []"),
+        ("settings", {"method": "fedavg"}, "settings must have a table `method` and the name of a dataset: {'method':"),
         ("environment", None, "environment must be a table: None"),
         ("seed", [1], "seed must be a whole number: [1]"),
         ("rounds", "x", "rounds must be a whole number: 'x'"),

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedkeel.analysis.intervals import ALIKE, LEVEL, MISSES
-from fedkeel.papers import PAPERS, find
+from fedkeel.papers import PAPERS, tables
 from fedkeel.papers.claim_verdicts import CONFIRMED, CONTRADICTED, OPEN, UNDECIDED, Decision, Finding, decide_claims
 from fedkeel.papers.claims import EXPECTED
 from fedkeel.papers.ledger import LEDGER, Entry, furthest, keep_newest, standing
@@ -193,14 +193,16 @@ def describe_runs(runs: Sequence[Entry]) -> str:
     """The runs by cell, with their seeds and rounds."""
     cells: dict[str, list[int]] = {}
     for run in runs:
-        other = "" if is_as_chosen(run) else " with other settings"
+        other = tell_settings(run)
         name = f"{run.paper}:{run.table} {run.row}, {run.column}{other}, {run.rounds} rounds"
         cells.setdefault(name, []).append(run.seed)
     return "; ".join(f"{name} ({','.join(str(seed) for seed in sorted(seeds))})" for name, seeds in cells.items())
 
 
-def is_as_chosen(run: Entry) -> bool:
-    """Whether a run has the settings of the cell that it was made for."""
-    return any(
-        runs_of(cell, [run]) for cell in find(f"{run.paper}:{run.table}") if (cell.row, cell.column) == run.cell[2:]
-    )
+def tell_settings(run: Entry) -> str:
+    """Say whether a run has other settings than the cell that it was made for; nothing where it has the same."""
+    of_paper = tables(run.paper) if run.paper in PAPERS else ()
+    its_own = [cell for table in of_paper for cell in table.cells if cell.place == run.cell]
+    if not its_own:
+        return " of no table here"  # of a newer version, or made by hand
+    return "" if any(runs_of(cell, [run]) for cell in its_own) else " with other settings"

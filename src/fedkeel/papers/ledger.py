@@ -245,6 +245,9 @@ def read_entry(line: bytes) -> Entry:
         raise ValueError(f"bests must be pairs of a round and an accuracy: {show_value(entry.bests)}")
     if not all(at.isascii() and at.isdecimal() for by_round in entry.spectra.values() for at in by_round):
         raise ValueError(f"spectra must be lists by round: {show_value(entry.spectra)}")
+    made = entry.settings
+    if made and not (isinstance(made.get("method"), dict) and isinstance(made.get("dataset"), str)):
+        raise ValueError(f"settings must have a table `method` and the name of a dataset: {show_value(made)}")
     return entry
 
 
