@@ -329,6 +329,9 @@ def test_a_line_that_no_page_can_be_made_of_is_refused(tmp_path):
         ),
         ({"trust": 3}, "a leaderboard has no key: trust"),
         ({"typed": ["my:method"]}, "a leaderboard has no key: typed"),
+        ({"methods": ["fedavg", "feddyn"]}, "none of the table's methods: fedprox"),  # which `order` names
+        ({"methods": ["fedprox"], "order": []}, "none of the table's methods: fedavg"),  # the baseline
+        ({"methods": 3}, "methods"),
         ({"settings": {"small": ARENA | {"experiment": EXPERIMENT | {"dataset": "digit"}}}}, "digit"),
         ({"settings": {"small": ARENA | {"experiment": EXPERIMENT | {"rrounds": 3}}}}, "small has no key: rrounds"),
         ({"settings": {"small": ARENA | {"experiment": EXPERIMENT | {"validation": 0.0}}}}, "setting small chooses on"),
@@ -340,9 +343,18 @@ def test_what_is_wrong_is_said_before_anything_runs(changes, told):
         Leaderboard.load(BOARD | changes)
 
 
+def test_a_table_may_name_its_methods_and_a_line_counts_whatever_others_it_names():
+    every, some = Leaderboard.load(BOARD), Leaderboard.load(BOARD | {"methods": ["feddyn", "fedprox", "fedavg"]})
+    assert every.in_order()[:2] == ["fedavg", "fedprox"]
+    assert some.in_order() == ["fedavg", "fedprox", "feddyn"]
+    lines = [line(every, "fedavg", [0.5, 0.6])]
+    assert [method for _, method in some.missing(lines, some.in_order())] == ["fedprox", "feddyn"]
+    assert "Not run yet: fedprox, feddyn." in write_page(some, lines)
+
+
 def test_the_packages_own_table_has_every_method_and_the_page_is_its():
     board = Leaderboard.load()
-    assert len(board.methods) == len(set(board.methods)) > 40
+    assert len(board.in_order()) == len(set(board.in_order())) > 40
     lines = read_lines(Path(__file__).parents[2] / "results" / "leaderboard.jsonl")
     page = Path(__file__).parents[2] / "docs" / "leaderboard.md"
     assert page.read_text(encoding="utf-8") == write_page(board, lines)

@@ -57,7 +57,7 @@ def leaderboard(
     typed = [] if method is None else list(dict.fromkeys(split_words(method))) or [method]
     data = None if file is None else read_file(file, "give a .toml file with [settings.NAME]")
     board = Leaderboard.load(data, trust=trust, typed=typed)
-    methods = typed or board.methods
+    methods = typed or board.in_order()
     for name in methods:
         board.build(name)  # a wrong one is refused before anything is trained
     chosen = [board.arena(setting)] if setting is not None else board.arenas

@@ -35,7 +35,7 @@ from fedkeel.studies.optimiser_grids import rates_of
 from fedkeel.studies.sweep import Execute, Sweep, Tuned, attempt
 from fedkeel.typed_values import check_keys, check_table, read_line, read_values, show_value, types_of
 
-KEYS = ("settings", "tries", "seed", "seeds", "baseline", "order")
+KEYS = ("settings", "tries", "seed", "seeds", "baseline", "methods", "order")
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """The settings, how methods are tuned, and in which order they are run; `trust` is in what its file names, and
-    names in `typed` come from a command line."""
+    """The settings, how methods are tuned, which (none: all), and which of them are run first; `trust` is in what its
+    file names, and names in `typed` come from a command line."""
 
     arenas: Sequence[Arena]
     tries: Count = 4
     seed: Seed = 0
     seeds: Sequence[Seed] = (101, 102, 103)
     baseline: str = "fedavg"
+    methods: Sequence[str] = ()
     order: Sequence[str] = ()
     trust: Trust = Trust.INSTALLED
     typed: Collection[str] = ()
@@ -118,6 +119,11 @@ class Leaderboard:
         given = {word: value for word, value in data.items() if word != "settings"}
         given = read_values(given, types_of(Leaderboard), ExperimentError)
         made = Leaderboard(arenas, **given, trust=Trust.given(trust))
+        if made.methods and (others := [name for name in (made.baseline, *made.order) if name not in made.methods]):
+            raise ExperimentError(
+                f"baseline and order name what is none of the table's methods: {others[0]}.",
+                f'methods = ["{others[0]}", …]',
+            )
         for arena in arenas:
             check_fresh_seeds(made.seeds, made.seed, arena.experiment.get("partition_seed"))
             # also refuses code that the file names and nobody vouches for
@@ -129,11 +135,11 @@ class Leaderboard:
             note_new_default(arena.experiment)
         return replace(made, typed=frozenset(typed))
 
-    @property
-    def methods(self) -> list[str]:
-        """Every method, those of `order` first; variants that follow a released code are left to the papers' tables."""
-        rest = [name for name in METHODS if "@" not in name and name not in self.order]
-        return [*dict.fromkeys(self.order), *sorted(rest)]
+    def in_order(self) -> list[str]:
+        """The methods, those of `order` first. All are those of the catalogue and of `order`: variants that follow a
+        released code are left to the papers' tables."""
+        rest = self.methods or sorted(name for name in METHODS if "@" not in name)
+        return list(dict.fromkeys([*self.order, *rest]))
 
     def arena(self, name: str) -> Arena:
         found = {arena.name: arena for arena in self.arenas}

@@ -60,7 +60,7 @@ def write_page(
         fewer = [f"{line.method} ({line.tries})" for line in known.values() if 0 < line.tries < board.tries]
         if fewer:
             parts.append(f"\nHad fewer than {board.tries} tries, since their grids have no more: {', '.join(fewer)}.")
-        if known and (left := [method for method in board.methods if method not in known.keys() | again.keys()]):
+        if known and (left := [method for method in board.in_order() if method not in known.keys() | again.keys()]):
             parts.append(f"\nNot run yet: {', '.join(left)}.")
         parts.extend(f"\nTo be run again: {method}, {line.superseded}." for method, line in again.items())
     return "\n".join(parts).rstrip() + "\n"
