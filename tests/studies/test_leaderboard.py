@@ -14,7 +14,9 @@ from for_each import for_each
 import fedkeel as fk
 from fedkeel.analysis.intervals import paired_interval
 from fedkeel.errors import MethodError, RequestError
+from fedkeel.papers.reproduce import place_of
 from fedkeel.runs.record import RoundRecord
+from fedkeel.runs.run_folder import RunFolder
 from fedkeel.studies.compare import paired_differences
 from fedkeel.studies.leaderboard import Leaderboard, Line, append_to, read_lines, score_of
 from fedkeel.studies.leaderboard_page import write_page
@@ -60,6 +62,27 @@ def test_a_method_has_its_tries_its_fresh_seeds_and_its_line_once(fedkeel):
     assert again.code == 0
     assert "last" not in again.err
     assert len(Path("results/leaderboard.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_method_that_another_process_runs_is_left_to_it_and_the_others_go_on(fedkeel, monkeypatch):
+    Path("table.toml").write_text(tomli_w.dumps(BOARD | {"methods": ["fedavg", "fedprox"]}))
+    board, run = Leaderboard.load(BOARD), Leaderboard.run
+
+    def run_or_cheat(self, arena, method, execute):
+        return run(self, arena, method, execute) if method == "fedavg" else line(board, method, [0.5, 0.6])
+
+    monkeypatch.setattr(Leaderboard, "run", run_or_cheat)
+    words = ["leaderboard", "table.toml", "--engine", "serial", "--no-progress"]
+    folder = RunFolder(Path("runs/leaderboard") / place_of(board.sweep(board.arenas[0], "fedavg").experiment(
+        "fedavg", board.list_tries(board.arenas[0], "fedavg")[0], 0)))  # fmt: skip
+    folder.open()
+    done = fedkeel(*words)
+    folder.close()
+    assert done.code == 0, done.err
+    assert "fedavg is left to another process" in " ".join(done.err.split())
+    assert [json.loads(text)["method"] for text in Path("results/leaderboard.jsonl").read_text().splitlines()] == [
+        "fedprox"
+    ]
 
 
 def test_a_line_that_is_there_is_told_and_one_that_another_process_adds_is_not_made_twice(fedkeel, monkeypatch):

@@ -43,7 +43,8 @@ def leaderboard(
     """Tune every method with the same number of tries, run it on fresh seeds and splits, and write the fair table.
 
     Goes on where it stopped: a method with a line is not run again, and runs that were interrupted are resumed. A
-    method whose runs fail gets a line that says so, and the others go on.
+    method whose runs fail gets a line that says so, and the others go on. Several processes may share the work: what
+    one is at, the others leave to it.
     """
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.settings import read_file
@@ -51,6 +52,7 @@ def leaderboard(
     from fedkeel.cli.training import Machine
     from fedkeel.core.states import write_text
     from fedkeel.errors import MethodError, ModelError, writing
+    from fedkeel.runs.run_folder import BusyError
     from fedkeel.studies.leaderboard import Leaderboard, append_to, read_lines
     from fedkeel.studies.leaderboard_page import write_page
 
@@ -78,6 +80,9 @@ def leaderboard(
             note(f"{name} is run again; finished runs in {out} are taken as they are: another --out trains anew")
         try:
             line = board.run(arena, name, execute)
+        except BusyError as error:
+            note(f"{arena.name}, {name} is left to another process: {error.message}")
+            continue
         except (MethodError, ModelError) as error:  # it does not fit this network: the others go on
             complain(f"{arena.name}, {name}: {error.message}", error.hint)
             line = board.failed(arena, name, reason=error.message)

@@ -33,6 +33,10 @@ from fedkeel.runs.folder import (
 from fedkeel.runs.record import RoundRecord
 
 
+class BusyError(FolderError):
+    """Another process is running in a folder."""
+
+
 class RunFolder:
     """One run's files. Only one process at a time may write into a folder."""
 
@@ -65,7 +69,7 @@ class RunFolder:
             try:
                 self.lock.acquire()  # never through a link: in someone else's folder it may lead anywhere
             except Timeout as error:
-                raise FolderError(
+                raise BusyError(
                     f"another process is running in {self.path}.", "wait for it, or choose another folder with --out"
                 ) from error
 
