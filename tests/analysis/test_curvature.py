@@ -185,3 +185,10 @@ def test_filter_normalised_directions_have_the_lengths_of_the_models_filters():
     # a model whose filters are twice as long has the same landscape along its own direction
     again = filter_normalised(3 * direction, 2.0 * params)
     assert torch.allclose(again.buffer, 2 * direction.buffer, rtol=1e-12)
+
+
+def test_a_model_of_vectors_has_a_landscape():
+    params = Tree(torch.tensor([2.0, 3.0, 4.0], dtype=torch.float64), layout((("one", ()), ("two", (2,)))))
+    direction = random_direction(params)
+    assert [float(direction[name].norm()) for name in ("one", "two")] == pytest.approx([2, 5])
+    assert len(set(line(quadratic(torch.eye(3, dtype=torch.float64)), params, direction, points=5).values)) > 1
