@@ -231,6 +231,12 @@ def test_wrong_files_are_refused(tmp_path, text, message):
         asked(file=file)
 
 
+def test_a_file_may_begin_with_the_mark_that_editors_of_windows_write(tmp_path):
+    file = tmp_path / "e.toml"
+    file.write_text('dataset = "digits"\nrounds = 7', encoding="utf-8-sig")
+    assert [one.experiment.plan.rounds for one in asked(file=file)] == [7]
+
+
 def test_words_in_the_place_of_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old").mkdir()
