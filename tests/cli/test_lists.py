@@ -84,6 +84,21 @@ def test_a_figure_of_the_preset(fedkeel):
     assert "<svg" in Path("p.svg").read_text()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["datasets", "digits", "--partition", "iid:clients=2"], ["datasets", "digits", "--figure", "p.svg"],
+        ["methods", "fedavg", "--pages", "here"],
+    ],
+)  # fmt: skip
+def test_what_a_json_document_does_not_hold_is_refused_beside_it(fedkeel, words):
+    done = fedkeel(*words, "--json")
+    assert done.code == 2
+    assert "leave out --json" in done.err
+    assert not done.out
+    assert not Path(words[-1]).exists()
+
+
 @pytest.mark.parametrize(("words", "check"), [([], True), (["--no-check"], False)])
 def test_importing_passes_the_path_on(fedkeel, monkeypatch, words, check):
     seen = {}
