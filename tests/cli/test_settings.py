@@ -200,6 +200,12 @@ def test_a_composition_has_no_hyperparameters(tmp_path):
         ({"assignments": ("rho=1",)}, ExperimentError, "did you mean 'method.rho'?"),
         ({"assignments": ("alpha=1",), "methods": ("fedavg",)}, ExperimentError, "did you mean 'partition.alpha'?"),
         ({"assignments": ("partition.alhpa=1",)}, ExperimentError, "did you mean 'alpha'?"),
+        ({"assignments": ("partition.alpha.x=1",)}, ExperimentError, "for example --set partition.alpha=0.3"),
+        (
+            {"assignments": ("partition=5", "partition.alpha=1")},
+            ExperimentError,
+            "for example --set partition.alpha=0.3",
+        ),
         (
             {"assignments": ("server.lr=1",)},
             ExperimentError,
