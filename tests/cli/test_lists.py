@@ -197,6 +197,12 @@ def test_a_method_cites_its_papers_once(fedkeel):
     assert "Taming Client Drift" in out
 
 
+def test_a_folder_of_runs_with_the_name_of_a_method_hides_no_method(fedkeel):
+    before = fedkeel("cite", "fedprox").out
+    Path("fedprox/0").mkdir(parents=True)
+    assert fedkeel("cite", "fedprox").out == before != ""
+
+
 def test_a_run_cites_its_data_set_too(fedkeel, trained):
     (run,) = trained("--method", "fedprox")
     out = fedkeel("cite", run["folder"]).out
