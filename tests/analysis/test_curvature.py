@@ -142,6 +142,11 @@ def test_sharpness_of_a_saddle_is_that_of_the_way_up():
     assert sharpness(quadratic(matrix), flat([1e-4, 1e-4]), rho=0.2, steps=20) == pytest.approx(0.5 * 0.2**2, rel=0.05)
 
 
+def test_a_curvature_that_is_not_finite_has_no_eigenvalues():
+    with pytest.raises(fk.RequestError, match="no finite curvature"):  # which `analyse` leaves out, and goes on
+        top_eigenvalues(lambda v: v * float("nan"), flat([1.0] * 6))
+
+
 def test_sharpness_never_falls_with_more_steps():
     """On a slope cut by waves the ascent steps over the crest that it found first."""
     waves = [lambda tree: (torch.sin(20 * tree.buffer) * torch.tensor([1.0, 0.7], dtype=torch.float64)).sum()]
@@ -180,3 +185,10 @@ def test_filter_normalised_directions_have_the_lengths_of_the_models_filters():
     # a model whose filters are twice as long has the same landscape along its own direction
     again = filter_normalised(3 * direction, 2.0 * params)
     assert torch.allclose(again.buffer, 2 * direction.buffer, rtol=1e-12)
+
+
+def test_a_model_of_vectors_has_a_landscape():
+    params = Tree(torch.tensor([2.0, 3.0, 4.0], dtype=torch.float64), layout((("one", ()), ("two", (2,)))))
+    direction = random_direction(params)
+    assert [float(direction[name].norm()) for name in ("one", "two")] == pytest.approx([2, 5])
+    assert len(set(line(quadratic(torch.eye(3, dtype=torch.float64)), params, direction, points=5).values)) > 1

@@ -42,6 +42,17 @@ def test_cka_of_short_numbers_sees_what_they_can_tell_apart(dtype):
     assert linear_cka((1 + 2 * torch.finfo(torch.bfloat16).eps * signs).to(dtype), signs) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_have_no_similarity_and_no_plane(wrong):
+    x, broken = features(20, 3), features(20, 3)
+    broken[4, 1] = wrong
+    for one, other in ((x, broken), (broken, x)):
+        with pytest.raises(fk.RequestError, match="finite"):
+            linear_cka(one, other)
+    with pytest.raises(fk.RequestError, match="finite"):
+        pca(broken)
+
+
 def test_a_large_constant_feature_hides_no_small_one():
     small = torch.tensor([[1.0], [-1.0], [2.0], [0.5], [3.0]])
     assert linear_cka(torch.cat([torch.full((5, 1), 1e8), small], 1), small) == pytest.approx(1)

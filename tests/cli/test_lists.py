@@ -84,6 +84,21 @@ def test_a_figure_of_the_preset(fedkeel):
     assert "<svg" in Path("p.svg").read_text()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["datasets", "digits", "--partition", "iid:clients=2"], ["datasets", "digits", "--figure", "p.svg"],
+        ["methods", "fedavg", "--pages", "here"],
+    ],
+)  # fmt: skip
+def test_what_a_json_document_does_not_hold_is_refused_beside_it(fedkeel, words):
+    done = fedkeel(*words, "--json")
+    assert done.code == 2
+    assert "leave out --json" in done.err
+    assert not done.out
+    assert not Path(words[-1]).exists()
+
+
 @pytest.mark.parametrize(("words", "check"), [([], True), (["--no-check"], False)])
 def test_importing_passes_the_path_on(fedkeel, monkeypatch, words, check):
     seen = {}
@@ -180,6 +195,12 @@ def test_a_method_cites_its_papers_once(fedkeel):
     out = fedkeel("cite", "fedfft-s").out
     assert out.count("@") == len(re.findall(r"^@", out, re.MULTILINE)) == len(set(fk.METHODS["fedfft-s"]().papers))
     assert "Taming Client Drift" in out
+
+
+def test_a_folder_of_runs_with_the_name_of_a_method_hides_no_method(fedkeel):
+    before = fedkeel("cite", "fedprox").out
+    Path("fedprox/0").mkdir(parents=True)
+    assert fedkeel("cite", "fedprox").out == before != ""
 
 
 def test_a_run_cites_its_data_set_too(fedkeel, trained):

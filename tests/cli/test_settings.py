@@ -200,6 +200,12 @@ def test_a_composition_has_no_hyperparameters(tmp_path):
         ({"assignments": ("rho=1",)}, ExperimentError, "did you mean 'method.rho'?"),
         ({"assignments": ("alpha=1",), "methods": ("fedavg",)}, ExperimentError, "did you mean 'partition.alpha'?"),
         ({"assignments": ("partition.alhpa=1",)}, ExperimentError, "did you mean 'alpha'?"),
+        ({"assignments": ("partition.alpha.x=1",)}, ExperimentError, "for example --set partition.alpha=0.3"),
+        (
+            {"assignments": ("partition=5", "partition.alpha=1")},
+            ExperimentError,
+            "for example --set partition.alpha=0.3",
+        ),
         (
             {"assignments": ("server.lr=1",)},
             ExperimentError,
@@ -229,6 +235,12 @@ def test_wrong_files_are_refused(tmp_path, text, message):
     file.write_text(text)
     with pytest.raises(RequestError, match=message):
         asked(file=file)
+
+
+def test_a_file_may_begin_with_the_mark_that_editors_of_windows_write(tmp_path):
+    file = tmp_path / "e.toml"
+    file.write_text('dataset = "digits"\nrounds = 7', encoding="utf-8-sig")
+    assert [one.experiment.plan.rounds for one in asked(file=file)] == [7]
 
 
 def test_words_in_the_place_of_a_file(tmp_path, monkeypatch):

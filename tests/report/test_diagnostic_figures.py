@@ -150,6 +150,20 @@ def test_samples_have_a_panel_for_each_method_and_a_number_for_each_class(tmp_pa
     assert [text.get_text() for text in axes[0].texts] == ["3", "7"]
 
 
+def test_what_was_measured_where_a_run_diverged_is_drawn_without_numbers_or_stays_away(tmp_path):
+    nothing, beside = [None, None], {"round": 2, "clients": [0, 1]}
+    kind = dict.fromkeys(("distance", "deviation", "variance"), nothing) | {"layers": {"fc": nothing}}
+    layers = {"before": {"fc": None}, "after": {"fc": None}}
+    flat = {"x": [-1.0, 0.0, 1.0], "y": [-1.0, 0.0, 1.0], "values": [[None] * 3] * 3, "along": "random directions"}
+    folder = analysed(
+        tmp_path / "a", "fedavg", drift=beside | {"cosines": [nothing, nothing], "accuracies": None},
+        spectrum=beside | {"kinds": {"update": kind}, "ratio": 0.05, "divergence": layers},
+        landscape={"round": 2, "line": flat | {"y": None, "values": [None] * 3}, "plane": flat},
+    )  # fmt: skip
+    charts = {chart.file: chart for chart in diagnostic_charts(setting_of(folder))}
+    assert {"spectrum-update", "spectrum-update-by-layer", "divergence-by-layer", "update-cosines"} == set(charts)
+
+
 def test_clients_stand_by_cluster(tmp_path):
     found = {
         "clients": [4, 8, 9],

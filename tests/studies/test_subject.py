@@ -233,6 +233,18 @@ def test_what_does_not_apply_is_left_out_where_nothing_was_named(toy, caplog):
     assert "cka is left out: this problem has no module" in caplog.text
 
 
+def test_a_model_that_diverges_where_clients_train_on_is_analysed_as_far_as_it_can_be(caplog):
+    """Each step multiplies w by 1 − lr: a round is finite, the next one is not."""
+    far = torch.full((4, 1), 1.0)
+    steep = fk.Problem(
+        params={"w": torch.ones(2)}, loss=lambda p, x: 0.5 * (p["w"] ** 2).sum() + 0 * x.sum(), clients=[(far,)] * 3
+    )
+    run = fk.run(fk.Experiment(problem=steep, rounds=1, steps=2, batch_size=4, participation=1.0, lr=1e10))
+    assert set(analyse(run, extent=SMALL)) == {"spectrum", "drift", "hessian", "landscape", "groups"}
+    for name in ("embedding", "clusters"):
+        assert f"{name} is left out: numbers that are not finite" in caplog.text
+
+
 def test_one_client_is_analysed_without_a_comparison(small, caplog):
     alone = fk.Problem(model=small.model, loss=small.loss, clients=small.clients[:1], test=small.test)
     run = fk.run(fk.Experiment(problem=alone, rounds=1, batch_size=4, lr=0.1), engine="serial")

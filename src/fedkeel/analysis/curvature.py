@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedkeel.core.trees import Tree
-from fedkeel.errors import RequestError, RunError
+from fedkeel.errors import RequestError
 from fedkeel.randomness import bits, generator, key
 
 LossParts = Sequence[Callable[[Tree], Tensor]]
@@ -102,7 +102,7 @@ def lanczos(product: Product, like: Tensor, steps: int, seed: int) -> tuple[Tens
     while True:
         w = product(basis[-1])
         if not bool(torch.isfinite(w).all()):
-            raise RunError("the loss has no finite curvature here.", "is the model's loss finite at this point?")
+            raise RequestError("the loss has no finite curvature here.", "is the model's loss finite at this point?")
         diagonal.append(float(basis[-1] @ w))
         w = remove_span(w, torch.stack(basis))
         beside.append(float(w.norm()))

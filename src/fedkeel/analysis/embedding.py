@@ -25,6 +25,8 @@ def pca(rows: Tensor, components: int = 2) -> Projection:
     """Principal components of `[rows, features]` by scikit-learn, which also makes their signs stable."""
     if rows.dim() != 2 or not 1 <= components <= min(rows.shape):
         raise RequestError(f"{components} components cannot be taken from a table of shape {tuple(rows.shape)}.")
+    if not rows.isfinite().all():
+        raise RequestError("numbers that are not finite have no principal components.", "did a model diverge?")
     from sklearn.decomposition import PCA
 
     table = rows.to(torch.float64).numpy()

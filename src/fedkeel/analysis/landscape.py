@@ -35,12 +35,13 @@ def filter_normalised(direction: Tree, params: Tree) -> Tree:
     """Each filter of the direction scaled to the length of the model's: d_f ‖w_f‖ / ‖d_f‖; biases and scales stay put.
 
     A filter is a row along a tensor's first axis. Landscapes of models whose weights differ in scale become
-    comparable.  (Li et al. 2018)
+    comparable. Of a model that has only vectors each vector is a filter: nothing else could move.  (Li et al. 2018)
     """
+    vectors = all(w.dim() < 2 for _, w in params.items())
 
     def scaled(d: Tensor, w: Tensor) -> Tensor:
         if w.dim() < 2:
-            return torch.zeros_like(d)
+            return d * w.norm() / d.norm().clamp(min=1e-30) if vectors else torch.zeros_like(d)
         own, theirs = (z.flatten(1).norm(dim=1).view((-1,) + (1,) * (w.dim() - 1)) for z in (d, w))
         rescaled: Tensor = d * theirs / own.clamp(min=1e-30)
         return rescaled

@@ -17,6 +17,8 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
     """
     if len(x) != len(y) or len(x) < 2:
         raise RequestError(f"CKA compares features of the same samples, at least two: {len(x)} and {len(y)}.")
+    if not (x.isfinite().all() and y.isfinite().all()):
+        raise RequestError("CKA compares features that are finite.", "did a model diverge?")
     x, y = centred(x.flatten(1)), centred(y.flatten(1))
     if max(x.shape[1], y.shape[1]) > len(x):  # the same numbers through samples × samples, when that is smaller
         a, b = x @ x.mT, y @ y.mT

@@ -53,6 +53,8 @@ def datasets(
 
     if name is None and (partition or figure or source):
         raise RequestError("this needs the name of a data set.", "for example: fedkeel datasets digits …")
+    if json and (partition or figure):
+        raise RequestError("--json prints the card of a data set, not how it divides.", "leave out --json")
     listed = list_all("datasets", DATASETS, find_card) if name is None else [Listed(name, find_card(name))]
     if name is not None and source is not None:
         with following(name, progress=True) as follow:

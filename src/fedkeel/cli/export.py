@@ -126,12 +126,13 @@ def cite(
     Give a method's name, or a run's folder; for a run its data set is cited too.
     """
     from fedkeel.data import DATASETS
-    from fedkeel.methods import build, papers_of
+    from fedkeel.methods import METHODS, build, papers_of
     from fedkeel.papers.citations import CITATIONS
     from fedkeel.runs.experiment import Experiment
-    from fedkeel.runs.folder import read_experiment
+    from fedkeel.runs.folder import EXPERIMENT, read_experiment
 
-    if Path(what).is_dir():
+    # beside runs of several methods lie folders with the names of these
+    if (Path(what) / EXPERIMENT).exists() or (Path(what).is_dir() and what not in METHODS):
         data = read_experiment(Path(what))
         method, dataset = Experiment.recall(data).plan.method, DATASETS.get(str(data.get("dataset")))
     else:

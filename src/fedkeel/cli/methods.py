@@ -40,7 +40,10 @@ def methods(
     and back, counted by running the method on a small model.
     """
     from fedkeel.catalogue.cards import card, cards, plugin_cards
+    from fedkeel.errors import RequestError
 
+    if json and pages_in is not None:
+        raise RequestError("--pages writes files and prints no JSON document.", "leave out --json, or --pages")
     if pages_in is not None:
         write_pages(pages_in, name)
     elif json:

@@ -22,6 +22,7 @@ from fedkeel.methods import METHODS, build
 from fedkeel.methods.optimisers import name_optimiser
 from fedkeel.runs.experiment import TABLES, Experiment, note_new_default, with_field
 from fedkeel.text import split_words
+from fedkeel.typed_values import show_value
 from fedkeel.written_values import parse_value, read_toml
 
 MOST_SEEDS = 1000
@@ -142,7 +143,7 @@ def read_quick_start() -> dict[str, Any]:
 def read_file(file: Path, hint: str | None = None) -> dict[str, Any]:
     """An experiment file as plain data; `hint` says what to give where there is none."""
     try:
-        return read_toml(file.read_text(encoding="utf-8"))
+        return read_toml(file.read_text(encoding="utf-8-sig"))  # some editors of Windows begin files with a mark
     except FileNotFoundError:
         raise RequestError(f"no such file: {file}", hint or guess_meaning(str(file))) from None
     except IsADirectoryError:
@@ -218,6 +219,9 @@ def read_partition(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_table(given: Any) -> dict[str, Any]:
+    if given is not None and not isinstance(given, str | Mapping):
+        hint = "for example --set partition.alpha=0.3"
+        raise ExperimentError(f"what stands in a partition has no fields to set: {show_value(given)}", hint)
     return parse_partition(given) if isinstance(given, str) else dict(given or {})
 
 

@@ -69,7 +69,8 @@ def diagnostic_charts(setting: Setting) -> Iterator[Chart]:
             yield from point_charts(kind, here)
     if found := shown(setting, diagnostic("clusters")):
         yield from cluster_charts(found)
-    if found := shown(setting, diagnostic("landscape")):
+    landscapes = shown(setting, diagnostic("landscape"))
+    if found := [one for one in landscapes if np.isfinite(numbers(one.data["plane"]["values"])).any()]:
         note = f"{name_loss(found)}, each method around its own {name_model(found)}"
         yield Chart("landscape-line", "landscape", "Loss along one direction", note, landscape_lines(found))
         yield Chart("landscape-surface", "landscape", "Loss surfaces in one frame", note, landscape_surfaces(found))

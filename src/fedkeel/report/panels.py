@@ -90,7 +90,8 @@ def band_map(axes: Any, rows: Mapping[str, Any], every_table: Sequence[Mapping[s
     from matplotlib.colors import LogNorm
 
     every = np.concatenate([np.ravel(numbers([*table.values()])) for table in every_table])
-    high = float(np.nanmax(every)) or 1.0
+    every = every[np.isfinite(every)]  # of clients that diverged there are none
+    high = float(np.max(every, initial=0.0)) or 1.0
     low = max(high / 1e3, float(np.min(every[every > 0], initial=high)) / 1.001)
     table = np.ma.masked_invalid(numbers([*rows.values()]))
     layer_names(axes, [f"{before}{name}" for name in rows])
