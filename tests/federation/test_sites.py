@@ -152,6 +152,17 @@ def test_a_site_whose_counts_cannot_be_is_left_out(folders, caplog):
     assert done.records[-1].accuracy is not None
 
 
+def test_the_ledger_holds_the_deployed_model_not_the_trained_one(folders):
+    exp = experiment().with_(method={"name": "swa+fedavg", "start": 0.0})
+    how = {"source": "folder", "clients": 3, "wait": 0.0, "site_test": SHARE}
+    done = serve(exp, Sites(exp, folders), out=folders / "run", **how)
+    last = done.records[-1]
+    assert last.extra["test_loss"] != last.extra["plain_test_loss"]
+    lines = (folders / "run-sites.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2]
+    assert read_sites(folders / "run-sites.jsonl")[-1]["loss"] == last.extra["test_loss"]
+
+
 def test_scores_that_no_samples_can_have_are_refused(folders):
     grid = Sites(experiment(), folders)
     engine = node_of(experiment(), grid.contexts[1]).engine
