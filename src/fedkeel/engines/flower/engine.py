@@ -202,7 +202,8 @@ class FlowerEngine:
         known, count = known_facts(self.trains, self.task, self.training, round, lr, client), None
         known = {name: fact for name, fact in known.items() if name in report}
         if "histogram" in known and getattr(self.task.problem.data, "hidden", False):
-            count = known.pop("histogram").sum()
+            del known["histogram"]
+            count = report["histogram"].new_tensor(float(self.task.clients.sizes[client]) * count_targets(self.task))
         return check_known(report, known, count)
 
     def drop_unusual(self, sound: dict[int, ClientOutcome], round: int) -> dict[int, ClientOutcome]:
