@@ -67,8 +67,9 @@ class FlowerEngine:
         if final:  # slots of the other phases pass through
             self.expected = expected_messages(self.trains, task)._replace(state=self.expected.state)
         self.bounds = bounds or SlotBounds(terms.norm_factor)
-        # what an answer weighs, and some room for names
-        self.limit = 2 * state_bytes((self.expected.report, self.expected.state)) + (1 << 20)
+        # what an answer weighs, and some room for names; scores of many classes weigh more than a small model
+        scored = 0 if sites is None else state_bytes(empty_scores(task))
+        self.limit = 2 * max(scored, state_bytes((self.expected.report, self.expected.state))) + (1 << 20)
 
     # ---- a round -------------------------------------------------------------------------------------------------
     def train(
