@@ -27,6 +27,7 @@ from fedkeel.engines.flower.site_scores import (
     check_scores,
     count_chances,
     count_targets,
+    empty_scores,
     gap,
     score_site,
     summarise,
@@ -186,6 +187,17 @@ def test_scores_that_no_samples_can_have_are_refused(folders):
     ):
         with pytest.raises(Refused, match=reason):
             check_scores(sound | {slot: change(sound[slot])}, 15)
+
+
+@pytest.mark.parametrize("count", [0.5, 0.0])
+def test_a_site_that_says_it_has_half_a_sample_ends_no_run(folders, count):
+    task = node_of(experiment(), Sites(experiment(), folders).contexts[1]).engine.task
+    lie = empty_scores(task)
+    lie["counts"][:] = count
+    lie["confidence"][0, 0] = count + 1e-7
+    check_scores(lie, 15)
+    SiteLedger(folders / "run-sites.jsonl", SHARE).write(1, {1: summarise(lie, task)}, summarise(lie, task))
+    assert read_sites(folders / "run-sites.jsonl")[1]["samples"] == count
 
 
 def test_a_site_leaves_out_targets_that_name_no_class():
