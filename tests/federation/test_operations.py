@@ -30,7 +30,8 @@ from fedkeel.federation.gauges import (
     judge,
     read_gauges,
 )
-from fedkeel.federation.operations import Operations, hold_place
+from fedkeel.federation.operations import Operations
+from fedkeel.federation.server_lock import hold_place
 from fedkeel.runs.evaluate import Judge
 
 
@@ -234,7 +235,7 @@ def test_a_server_that_stops_says_so(tmp_path):
 
 
 def test_a_second_server_leaves_the_first_ones_log_and_numbers_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedkeel.federation.operations.PATIENCE", 0.1)
+    monkeypatch.setattr("fedkeel.federation.server_lock.PATIENCE", 0.1)
     with tell_errors(tmp_path / "run") as first:
         first.note("joined", client=0)
         with pytest.raises(ServerStopped, match=r"another server is running in .*run\. hint: stop it"):
@@ -243,6 +244,19 @@ def test_a_second_server_leaves_the_first_ones_log_and_numbers_alone(tmp_path, m
         first.note("counted", clients=[0])
     assert [line["event"] for line in read_chain(tmp_path / "run-audit.jsonl")] == ["joined", "counted"]
     assert read_gauges(tmp_path / "run.prom").state != STOPPED
+
+
+def test_nobody_turns_a_run_back_under_a_server_that_waits_for_its_nodes(tmp_path):
+    """It knows the end of its audit log by heart: a line that another wrote would break the chain."""
+    train(tmp_path)
+    with tell_errors(tmp_path / "run") as server:
+        server.note("joined", client=0)
+        said = CliRunner().invoke(commands, ["site", "rollback", str(tmp_path / "run"), "1"])
+        assert "a server is running in" in str(said.exception)
+        server.note("joined", client=1)
+    assert len(read_chain(tmp_path / "run-audit.jsonl")) > 2
+    assert CliRunner().invoke(commands, ["site", "rollback", str(tmp_path / "run"), "1"]).exit_code == 0
+    assert read_chain(tmp_path / "run-audit.jsonl")[-1]["event"] == "rolled back"
 
 
 def test_a_server_waits_for_one_that_ends(tmp_path):

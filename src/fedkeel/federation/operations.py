@@ -3,52 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from fedkeel.core.trees import Tree
 from fedkeel.engines.flower.node_registry import Watch
-from fedkeel.errors import FolderError, RunError, explain_os_errors
+from fedkeel.errors import RunError, explain_os_errors
 from fedkeel.federation.audit import AUDIT, AuditLog
 from fedkeel.federation.gauges import FINISHED, METRICS, STOPPED, Gauges
 from fedkeel.federation.history import keep_checkpoint
 from fedkeel.federation.membership import beside
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord, digest
-
-log = logging.getLogger("fedkeel")
-
-LOCK = "-server.lock"
-PATIENCE = 60.0
-"""Seconds: a server learns that its SuperLink has begun anew when it next asks it, 20 seconds later at the most."""
-
-
-@contextlib.contextmanager
-def hold_place(out: Path) -> Iterator[None]:
-    """Within the block no other server writes beside `out`: of its two audit logs none would follow from the other.
-
-    One that is about to end is waited for.
-    """
-    lock = FileLock(place := beside(out, LOCK), thread_local=False)
-    with explain_os_errors(f"cannot write beside {out}", "let the server write there, then start it again", RunError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            log.info("another server is running in %s: this one waits up to %.0f s for its end", out, PATIENCE)
-            try:
-                lock.acquire(timeout=PATIENCE)
-            except Timeout:
-                raise FolderError(f"another server is running in {out}.", "stop it, or choose another out") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 class Operations(Watch):
