@@ -24,7 +24,7 @@ class Operations(Watch):
 
     def __init__(self, out: Path, history: int = 0):
         self.out, self.history = out, history
-        self.audit, self.gauges = AuditLog(beside(out, AUDIT)), Gauges()
+        self.audit, self.gauges, self.asked = AuditLog(beside(out, AUDIT)), Gauges(), 0
 
     @property
     def head(self) -> str:
@@ -49,15 +49,16 @@ class Operations(Watch):
         elif event == "absent":
             gauges.absent_total += 1
         elif event == "counted":
-            gauges.clients_counted = len(facts["clients"])
+            gauges.clients_asked, gauges.clients_counted = self.asked, len(facts["clients"])
             gauges.touch()
         if event != "joined":  # there may be many at once
             self.write_gauges()
 
     def begin_round(self, round: int, params: Tree, clients: Sequence[int]) -> None:
         if self.history and (round - 1) % self.history == 0 and round > 1:
-            keep_checkpoint(self.out, round - 1)
-        self.gauges.clients_asked = len(clients)
+            with self.explain_refusal():
+                keep_checkpoint(self.out, round - 1)
+        self.asked = len(clients)  # both numbers are of one round: each may ask others
         self.note("sent", round=round, model=digest({"params": params}), clients=list(clients))
 
     # ---- the run ---------------------------------------------------------------------------------------------------
