@@ -229,7 +229,7 @@ def test_from_tables_to_a_served_model(hospitals, tmp_path):
     app = export(hospitals / "app", "--method", "scaffold")
     grid = Hospitals(app, hospitals, **{"site-test": 0.2})
     done = grid.train(hospitals / "run", site_test=0.2)
-    sites = read_sites(hospitals / "run-sites.jsonl")
+    sites = read_sites(hospitals / "run-sites.jsonl", 3)
     assert sum(sites[i]["samples"] for i in range(3)) == sites[-1]["samples"] == 114
     assert done.records[-1].accuracy == sites[-1]["accuracy"] > 0.8
     file = tmp_path / "model.safetensors"

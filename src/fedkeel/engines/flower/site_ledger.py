@@ -56,12 +56,18 @@ def sites_file(out: Path) -> Path:
     return out.with_name(f"{out.name}-sites.jsonl")
 
 
-def read_sites(file: Path) -> dict[int, dict[str, float | None]]:
-    """Read what each site measured last, and all together; nothing where there is no such file."""
+def read_sites(file: Path, rounds: int) -> dict[int, dict[str, float | None]]:
+    """Read what each site measured last, and all together; nothing where there is no such file.
+
+    The run has so many `rounds`: lines of later ones are of rounds that were undone, or not kept when the server died.
+    """
     if not file.exists():
         return {}
     try:
-        last = json.loads([line for line in read_whole_lines(file, json.loads) if line.strip()][-1])
+        written = [json.loads(line) for line in read_whole_lines(file, json.loads) if line.strip()]
+        if not (kept := [line for line in written if line["round"] <= rounds]):
+            return {}
+        last = kept[-1]
         every = {TOGETHER: last["together"]} | {int(client): scores for client, scores in last["sites"].items()}
         return {
             client: {str(name)[:40]: None if value is None else float(value) for name, value in scores.items()}
