@@ -72,4 +72,4 @@ def test_three_hospitals_train_pause_and_go_back(tmp_path, monkeypatch):
         (witness,) = (tmp_path / f"state-{node}").glob("*-audit.jsonl")
         assert check_witness(lines, witness) > 0
     assert read_gauges(tmp_path / "run.prom").state == FINISHED
-    assert read_sites(tmp_path / "run-sites.jsonl")[-1]["samples"] == 114
+    assert read_sites(tmp_path / "run-sites.jsonl", 3)[-1]["samples"] == 114

@@ -30,7 +30,9 @@ from fedkeel.federation.gauges import (
     judge,
     read_gauges,
 )
-from fedkeel.federation.operations import Operations, hold_place
+from fedkeel.federation.operations import Operations
+from fedkeel.federation.server_lock import hold_place
+from fedkeel.problems.task import Task
 from fedkeel.runs.evaluate import Judge
 
 
@@ -172,6 +174,29 @@ def test_a_full_disk_stops_the_server_in_one_line_and_the_next_start_works(tmp_p
     assert read_chain(tmp_path / "run-audit.jsonl")[-1]["reason"] == "too few clients."
 
 
+def test_a_disk_that_is_full_when_a_checkpoint_is_kept_is_told_in_one_line(tmp_path, monkeypatch):
+    (tmp_path / "run" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoint" / "00000001.safetensors").touch()
+    monkeypatch.setattr("fedkeel.federation.history.Path.mkdir", fill_disk)
+    with pytest.raises(RunError, match=r"cannot write beside .*: no space left") as told:
+        Operations(tmp_path / "run", 1).begin_round(2, None, [0])
+    assert told.value.hint == "free some space, then start the server again: the run continues"
+
+
+def test_a_round_that_asks_more_clients_than_the_last_one_is_no_alert(tmp_path):
+    watch, params = Operations(tmp_path / "run"), Task(problem()).initial
+    watch.gauges.touch()
+    for round, clients in enumerate(([0, 1, 2], [0, 1, 2, 3, 4]), 1):
+        watch.begin_round(round, params, clients)
+        watch.gauges.rounds_done = round - 1
+        watch.write_gauges()
+        assert judge(read_gauges(tmp_path / "run.prom"), 3600, time.time())[0] == FINE
+        watch.note("counted", round=round, clients=clients[:3])
+    watch.gauges.rounds_done = 2
+    watch.write_gauges()
+    assert judge(read_gauges(tmp_path / "run.prom"), 3600, time.time())[0] == INCOMPLETE
+
+
 def test_only_a_full_disk_is_to_be_emptied(tmp_path, monkeypatch):
     for number, hint in ((errno.EDQUOT, "free some space"), (errno.EACCES, "let the server write there")):
 
@@ -234,7 +259,7 @@ def test_a_server_that_stops_says_so(tmp_path):
 
 
 def test_a_second_server_leaves_the_first_ones_log_and_numbers_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedkeel.federation.operations.PATIENCE", 0.1)
+    monkeypatch.setattr("fedkeel.federation.server_lock.PATIENCE", 0.1)
     with tell_errors(tmp_path / "run") as first:
         first.note("joined", client=0)
         with pytest.raises(ServerStopped, match=r"another server is running in .*run\. hint: stop it"):
@@ -243,6 +268,20 @@ def test_a_second_server_leaves_the_first_ones_log_and_numbers_alone(tmp_path, m
         first.note("counted", clients=[0])
     assert [line["event"] for line in read_chain(tmp_path / "run-audit.jsonl")] == ["joined", "counted"]
     assert read_gauges(tmp_path / "run.prom").state != STOPPED
+
+
+@pytest.mark.slow
+def test_nobody_turns_a_run_back_under_a_server_that_waits_for_its_nodes(tmp_path):
+    """It knows the end of its audit log by heart: a line that another wrote would break the chain."""
+    train(tmp_path)
+    with tell_errors(tmp_path / "run") as server:
+        server.note("joined", client=0)
+        said = CliRunner().invoke(commands, ["site", "rollback", str(tmp_path / "run"), "1"])
+        assert "a server is running in" in str(said.exception)
+        server.note("joined", client=1)
+    assert len(read_chain(tmp_path / "run-audit.jsonl")) > 2
+    assert CliRunner().invoke(commands, ["site", "rollback", str(tmp_path / "run"), "1"]).exit_code == 0
+    assert read_chain(tmp_path / "run-audit.jsonl")[-1]["event"] == "rolled back"
 
 
 def test_a_server_waits_for_one_that_ends(tmp_path):

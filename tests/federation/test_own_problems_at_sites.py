@@ -100,6 +100,32 @@ def test_tables_at_sites_give_what_the_same_rows_in_one_place_give(hospitals, me
     same(fk.run(exp.with_(problem=here), engine="serial"), done)
 
 
+@pytest.mark.parametrize("ignored", [0, 2, -100, 255])
+@pytest.mark.parametrize("method", ["fedavg", "feddisco"])
+def test_sites_leave_out_what_the_loss_ignores_as_the_serial_engine_does(tmp_path, method, ignored):
+    """Also in a batch that holds nothing else, in a class histogram, and where the label is no class."""
+    tables = [[(0.1, ignored), (0.3, ignored), (0.2, 1), (0.9, 0)], [(0.5, 1), (0.7, ignored), (0.4, 2)]]
+    for client, rows in enumerate(tables):
+        write(tmp_path / f"site-{client}", "x,label\n" + "".join(f"{x},{y}\n" for x, y in rows))
+    clients = [(torch.tensor([[x] for x, _ in rows]), torch.tensor([y for _, y in rows])) for rows in tables]
+    torch.manual_seed(0)
+    loss = torch.nn.CrossEntropyLoss(ignore_index=ignored)
+    problem = fk.Problem(model=torch.nn.Linear(1, 3), loss=loss, clients=clients, classes=3)
+    exp = fk.Experiment(problem=problem, method=method, rounds=2, participation=1.0, epochs=2, batch_size=1, lr=0.1)
+    config = {"data": "folder", "clients": 2, "columns": "x", "label": "label"}
+    grid = InProcess(
+        exp,
+        node_of=lambda context: node_of(exp, context),
+        settings=lambda client: {"data-dir": str(tmp_path / f"site-{client}"), "device": "cpu"},
+        run_config=config,
+    )
+    done = serve(exp, grid, out=tmp_path / "run", source="folder", clients=2, wait=0.0, config=config, device="cpu")
+    serial = fk.run(exp, engine="serial")
+    same(serial, done)
+    assert [record.loss for record in done.records] == [record.loss for record in serial.records]
+    assert not any(record.dropped for record in done.records)
+
+
 def test_an_app_carries_its_module_and_the_columns(hospitals):
     app = export(hospitals / "app")
     assert (app / "wards.py").read_text() == (EXAMPLE / "wards.py").read_text()
@@ -203,7 +229,7 @@ def test_from_tables_to_a_served_model(hospitals, tmp_path):
     app = export(hospitals / "app", "--method", "scaffold")
     grid = Hospitals(app, hospitals, **{"site-test": 0.2})
     done = grid.train(hospitals / "run", site_test=0.2)
-    sites = read_sites(hospitals / "run-sites.jsonl")
+    sites = read_sites(hospitals / "run-sites.jsonl", 3)
     assert sum(sites[i]["samples"] for i in range(3)) == sites[-1]["samples"] == 114
     assert done.records[-1].accuracy == sites[-1]["accuracy"] > 0.8
     file = tmp_path / "model.safetensors"

@@ -1,5 +1,6 @@
 """`fedkeel site check`: each thing that may be wrong at a site is found by name, with what to do."""
 
+import base64
 import contextlib
 import ipaddress
 import socket
@@ -16,7 +17,7 @@ pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import NameOID
 
 import fedkeel as fk
@@ -99,6 +100,25 @@ def test_what_may_be_wrong_with_keys(keys, spoil, line):
     assert any(line in one.line for one in told), told
 
 
+@pytest.mark.parametrize("kind", ["ed25519", "rsa", "unknown"])
+def test_a_key_that_flower_takes_not_is_found(keys, kind):
+    """What ssh-keygen makes by itself is one."""
+    if kind == "unknown":
+        body = b"openssh-key-v1\0" + b"".join(
+            len(part).to_bytes(4, "big") + part for part in (b"none", b"none", b"")
+        ) + (1).to_bytes(4, "big")  # fmt: skip
+        public = b"".join(len(part).to_bytes(4, "big") + part for part in (b"ssh-xmss@openssh.com", b"1"))
+        body += len(public).to_bytes(4, "big") + public + (8).to_bytes(4, "big") + bytes(8)
+        text = b"-----BEGIN OPENSSH PRIVATE KEY-----\n%s\n-----END OPENSSH PRIVATE KEY-----\n"
+        (keys / "node-1").write_bytes(text % base64.b64encode(body))
+    else:
+        key = ed25519.Ed25519PrivateKey.generate() if kind == "ed25519" else rsa.generate_private_key(65537, 2048)
+        (keys / "node-1").write_bytes(key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, PLAIN))
+    assert wrong(found(keys)) == [("key", "failed")]
+    line = "cannot be read: Unsupported key type" if kind == "unknown" else "Flower takes ECDSA keys only"
+    assert line in found(keys)[0].line
+
+
 def test_certificates_end_and_begin(keys):
     def states(**apart):
         return [one.state for one in found(keys, now=(NOW + timedelta(**apart)).timestamp())[1:]]
@@ -172,7 +192,7 @@ def test_clocks_that_differ():
 
 
 # ---- the work ------------------------------------------------------------------------------------------------------
-def test_data_device_and_disk_of_an_app(keys, tmp_path):
+def test_data_device_and_disk_of_an_app(keys, tmp_path, monkeypatch):
     exp = fk.Experiment(dataset="digits", model="mlp", method="scaffold", rounds=1)
     app = tmp_path / "app"
     export(exp, app, data="folder", clients=3)
@@ -186,6 +206,9 @@ def test_data_device_and_disk_of_an_app(keys, tmp_path):
     assert lines["data"].startswith("40 samples of ")
     assert lines["device"] == "trains on cpu"
     assert "needed" in lines["disk"]
+    monkeypatch.setenv("FEDKEEL_STATE", f"{tmp_path}/large")
+    lines = {one.what: one.line for one in found(keys, None, app, f'data-dir="{tmp_path}"')}
+    assert f"free at {tmp_path}/large," in lines["disk"]  # as supernode.sh takes it
     np.save(tmp_path / "train_images.npy", np.asarray(data.train_images)[:40] // 16)
     (bad,) = (one for one in found(keys, None, app, settings) if one.state == "failed")
     assert bad.line == "this node's inputs go from 0 to 15, where 0 to 255 is expected."

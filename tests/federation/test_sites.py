@@ -27,6 +27,7 @@ from fedkeel.engines.flower.site_scores import (
     check_scores,
     count_chances,
     count_targets,
+    empty_scores,
     gap,
     score_site,
     summarise,
@@ -109,7 +110,7 @@ def test_scores_of_sites_are_those_of_all_their_data_in_one_place(folders):
     wanted = roc_auc_score(pooled[1].numpy(), chances, multi_class="ovr", labels=range(10))
     assert last.extra["auc"] == pytest.approx(wanted, abs=2e-3)  # probabilities are counted in steps
     assert 0 < last.extra["calibration_error"] < 1
-    measured = read_sites(folders / "run-sites.jsonl")
+    measured = read_sites(folders / "run-sites.jsonl", 2)
     assert measured.keys() == {-1, 0, 1, 2}
     assert [measured[client]["samples"] for client in (0, 1, 2, -1)] == [10, 15, 20, 45]
     right = sum(measured[client]["accuracy"] * measured[client]["samples"] for client in range(3))
@@ -148,8 +149,19 @@ def test_a_site_whose_counts_cannot_be_is_left_out(folders, caplog):
     grid.spoil_scores = spoil
     done = run(folders, grid)
     assert "(client 1): it scored 15000 samples, and can have 90 at most" in caplog.text
-    assert read_sites(folders / "run-sites.jsonl").keys() == {-1, 0, 2}
+    assert read_sites(folders / "run-sites.jsonl", 2).keys() == {-1, 0, 2}
     assert done.records[-1].accuracy is not None
+
+
+def test_the_ledger_holds_the_deployed_model_not_the_trained_one(folders):
+    exp = experiment().with_(method={"name": "swa+fedavg", "start": 0.0})
+    how = {"source": "folder", "clients": 3, "wait": 0.0, "site_test": SHARE}
+    done = serve(exp, Sites(exp, folders), out=folders / "run", **how)
+    last = done.records[-1]
+    assert last.extra["test_loss"] != last.extra["plain_test_loss"]
+    lines = (folders / "run-sites.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2]
+    assert read_sites(folders / "run-sites.jsonl", 2)[-1]["loss"] == last.extra["test_loss"]
 
 
 def test_scores_that_no_samples_can_have_are_refused(folders):
@@ -175,6 +187,17 @@ def test_scores_that_no_samples_can_have_are_refused(folders):
     ):
         with pytest.raises(Refused, match=reason):
             check_scores(sound | {slot: change(sound[slot])}, 15)
+
+
+@pytest.mark.parametrize("count", [0.5, 0.0])
+def test_a_site_that_says_it_has_half_a_sample_ends_no_run(folders, count):
+    task = node_of(experiment(), Sites(experiment(), folders).contexts[1]).engine.task
+    lie = empty_scores(task)
+    lie["counts"][:] = count
+    lie["confidence"][0, 0] = count + 1e-7
+    check_scores(lie, 15)
+    SiteLedger(folders / "run-sites.jsonl", SHARE).write(1, {1: summarise(lie, task)}, summarise(lie, task))
+    assert read_sites(folders / "run-sites.jsonl", 2)[1]["samples"] == count
 
 
 def test_a_site_leaves_out_targets_that_name_no_class():
@@ -208,12 +231,15 @@ def test_a_test_share_that_cannot_be(folders):
 
 def test_the_last_line_of_a_ledger_counts_and_a_damaged_one_is_told(tmp_path, caplog):
     file = tmp_path / "run-sites.jsonl"
-    assert read_sites(file) == {}
+    assert read_sites(file, 2) == {}
     lines = [{"round": r, "together": {"samples": r}, "sites": {"0": {"samples": r}}} for r in (1, 2)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert read_sites(file) == {-1: {"samples": 2}, 0: {"samples": 2}}
+    assert read_sites(file, 2) == {-1: {"samples": 2}, 0: {"samples": 2}}
+    assert read_sites(file, 1) == {-1: {"samples": 1}, 0: {"samples": 1}}  # the second round was undone
+    assert read_sites(file, 0) == {}
+    assert not caplog.text
     file.write_text('{"round": 1}\n')
-    assert read_sites(file) == {}
+    assert read_sites(file, 2) == {}
     assert "cannot be read" in caplog.text
 
 
@@ -224,7 +250,7 @@ def test_a_killed_server_leaves_no_half_line_in_a_ledger(tmp_path, caplog):
     ledger.write(1, {0: scores}, scores)
     whole = file.read_text()
     file.write_text(whole + whole[: len(whole) // 2])
-    assert read_sites(file)[0] == {"samples": 6, "loss": 0.5}
+    assert read_sites(file, 2)[0] == {"samples": 6, "loss": 0.5}
     assert "is not whole, and is left out" in caplog.text
     ledger.write(2, {0: scores}, scores)
     assert [json.loads(line)["round"] for line in file.read_text().splitlines()] == [1, 2]

@@ -81,6 +81,7 @@ def rollback(
     from fedkeel.federation.audit import AUDIT, AuditLog
     from fedkeel.federation.history import list_rounds, roll_back
     from fedkeel.federation.membership import beside
+    from fedkeel.federation.server_lock import hold_place
     from fedkeel.text import plural
 
     if not out.is_dir():
@@ -89,8 +90,10 @@ def rollback(
         for number in list_rounds(out):
             typer.echo(number)
         return
-    undone = roll_back(out, to)
-    AuditLog(beside(out, AUDIT)).write("rolled back", {"round": to, "undone": undone})
+    with hold_place(out, wait=False):
+        log = AuditLog(beside(out, AUDIT))  # one that was altered is refused before anything is undone
+        undone = roll_back(out, to)
+        log.write("rolled back", {"round": to, "undone": undone})
     stderr().print(f"{out} is at round {to}; {plural(undone, 'round')} {'is' if undone == 1 else 'are'} undone.")
 
 

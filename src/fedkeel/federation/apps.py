@@ -32,8 +32,9 @@ from fedkeel.errors import FedkeelError, FolderError, RequestError, blame_own_co
 from fedkeel.federation.handshake import describe_side
 from fedkeel.federation.local_data import PARTITION, node_problem, server_problem
 from fedkeel.federation.membership import BOUNDS, FIXED, NODES, SIZES, ask_sizes, beside, read_owners
-from fedkeel.federation.operations import Operations, hold_place
+from fedkeel.federation.operations import Operations
 from fedkeel.federation.scoring_place import check_site_test, check_validation, note_unmeasured
+from fedkeel.federation.server_lock import hold_place
 from fedkeel.importing import Trust
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from fedkeel.core.trees import Tree
 from fedkeel.engines.flower.node_registry import Watch
-from fedkeel.errors import FolderError, RunError, explain_os_errors
+from fedkeel.errors import RunError, explain_os_errors
 from fedkeel.federation.audit import AUDIT, AuditLog
 from fedkeel.federation.gauges import FINISHED, METRICS, STOPPED, Gauges
 from fedkeel.federation.history import keep_checkpoint
@@ -21,42 +18,13 @@ from fedkeel.federation.membership import beside
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord, digest
 
-log = logging.getLogger("fedkeel")
-
-LOCK = "-server.lock"
-PATIENCE = 60.0
-"""Seconds: a server learns that its SuperLink has begun anew when it next asks it, 20 seconds later at the most."""
-
-
-@contextlib.contextmanager
-def hold_place(out: Path) -> Iterator[None]:
-    """Within the block no other server writes beside `out`: of its two audit logs none would follow from the other.
-
-    One that is about to end is waited for.
-    """
-    lock = FileLock(place := beside(out, LOCK), thread_local=False)
-    with explain_os_errors(f"cannot write beside {out}", "let the server write there, then start it again", RunError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            log.info("another server is running in %s: this one waits up to %.0f s for its end", out, PATIENCE)
-            try:
-                lock.acquire(timeout=PATIENCE)
-            except Timeout:
-                raise FolderError(f"another server is running in {out}.", "stop it, or choose another out") from None
-    try:
-        yield
-    finally:
-        lock.release()
-
 
 class Operations(Watch):
     """Writes every event into the audit log and the numbers, and keeps every so many rounds a checkpoint (0: none)."""
 
     def __init__(self, out: Path, history: int = 0):
         self.out, self.history = out, history
-        self.audit, self.gauges = AuditLog(beside(out, AUDIT)), Gauges()
+        self.audit, self.gauges, self.asked = AuditLog(beside(out, AUDIT)), Gauges(), 0
 
     @property
     def head(self) -> str:
@@ -81,15 +49,16 @@ class Operations(Watch):
         elif event == "absent":
             gauges.absent_total += 1
         elif event == "counted":
-            gauges.clients_counted = len(facts["clients"])
+            gauges.clients_asked, gauges.clients_counted = self.asked, len(facts["clients"])
             gauges.touch()
         if event != "joined":  # there may be many at once
             self.write_gauges()
 
     def begin_round(self, round: int, params: Tree, clients: Sequence[int]) -> None:
         if self.history and (round - 1) % self.history == 0 and round > 1:
-            keep_checkpoint(self.out, round - 1)
-        self.gauges.clients_asked = len(clients)
+            with self.explain_refusal():
+                keep_checkpoint(self.out, round - 1)
+        self.asked = len(clients)  # both numbers are of one round: each may ask others
         self.note("sent", round=round, model=digest({"params": params}), clients=list(clients))
 
     # ---- the run ---------------------------------------------------------------------------------------------------

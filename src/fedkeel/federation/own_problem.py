@@ -14,7 +14,9 @@ from fedkeel.data.clients import Rows, Sample, names_of, to_tensors
 from fedkeel.errors import DataError, ExperimentError, FedkeelError, blame_own_code
 from fedkeel.federation.site_files import LABEL, read_site_files
 from fedkeel.importing import Kind, Trust, look_up
+from fedkeel.problems.class_labels import lowest_and_highest
 from fedkeel.problems.problem import Problem
+from fedkeel.problems.sound_data import ignored_by
 from fedkeel.text import in_one_line, split_words
 
 LOADER = Kind("loader", object, makers=True, hint="write def read(settings): return inputs, labels", error=DataError)
@@ -35,6 +37,10 @@ class SiteRows:
     def rows(self, client: int, rows: Rows) -> Any:
         assert client == self.client, "a node has only its own client's data"
         return name_parts([torch.as_tensor(part[self.chosen[rows]]) for part in self.parts], self.names)
+
+    def read_targets(self) -> list[torch.Tensor]:
+        """Read the targets of all samples, where these have some: what a loss ignores is looked for in them."""
+        return [torch.as_tensor(part[self.chosen]) for part in self.parts[1:][-1:]]
 
 
 class FormRows:
@@ -128,8 +134,9 @@ def check_parts(problem: Problem, like: Sample, parts: Sample, whose: str) -> No
         if part.is_floating_point() and (missing := int((~torch.isfinite(part)).sum())):
             raise DataError(f"{missing} numbers of {whose} are missing or infinite.", "leave out or fill such samples")
     target = parts[-1]
-    if problem.classes and not target.is_floating_point() and len(target):
-        low, high = int(target.min()), int(target.max())
+    if problem.classes and not target.is_floating_point():
+        labels = target.to(torch.int64)
+        low, high = lowest_and_highest(labels[labels != ignored_by(problem.loss)])
         if low < 0 or high >= problem.classes:
             raise DataError(
                 f"{whose} gave labels from {low} to {high}, outside 0 … {problem.classes - 1}.",

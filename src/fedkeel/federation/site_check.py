@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import socket
@@ -41,7 +42,9 @@ class Finding(NamedTuple):
 
 def check_keys(keys: Path, client: int) -> Iterator[Finding]:
     """Look at the node's own key: it must be readable by its owner only, and fit the public half that was sent."""
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
     file = keys / f"node-{client}"
     make = f'ssh-keygen -t ecdsa -b 384 -N "" -f {file}'
@@ -50,8 +53,13 @@ def check_keys(keys: Path, client: int) -> Iterator[Finding]:
     except FileNotFoundError:
         yield Finding("key", FAILED, f"{file} is not there", f"{make}, and send {file}.pub to be registered")
         return
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         yield Finding("key", FAILED, f"{file} cannot be read: {in_one_line(error)}", f"{make}, and register its .pub")
+        return
+    if not isinstance(key, EllipticCurvePrivateKey):  # Flower signs with no other
+        kind = key.__class__.__name__.strip("_").removesuffix("PrivateKey")
+        line = f"{file} is a key of the kind {kind}, and Flower takes ECDSA keys only"
+        yield Finding("key", FAILED, line, f"remove it; {make}, and register its .pub")
         return
     if stat.S_IMODE(file.stat().st_mode) & 0o077:
         yield Finding("key", WARNING, f"{file} can be read by others", f"chmod 600 {file}")
@@ -171,7 +179,8 @@ def check_work(app: Path, client: int, settings: Mapping[str, Any], trust: bool)
     from fedkeel.engines.flower.site_scores import tell_few
     from fedkeel.federation.apps import node_of, read_app
 
-    settings = {"partition-id": client, "state-dir": f"~/.fedkeel/state-{client}", **settings}
+    state = os.environ.get("FEDKEEL_STATE") or f"~/.fedkeel/state-{client}"  # as supernode.sh has it
+    settings = {"partition-id": client, "state-dir": state, **settings}
     try:
         config = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
     except (OSError, KeyError, tomllib.TOMLDecodeError) as error:

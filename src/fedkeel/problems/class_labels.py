@@ -43,6 +43,8 @@ def targets_of_classes(data: ClientData) -> Iterator[Tensor]:
             *inputs, target = to_tensors(data.clients[client], f"client {client}")
             if inputs and target.dtype in OF_CLASSES:
                 yield target
+    elif hasattr(data, "read_targets"):  # a site's own
+        yield from (target for target in data.read_targets() if target.dtype in OF_CLASSES)
 
 
 def lowest_and_highest(target: Tensor) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from fedkeel.report.tables import html_table, td
 def sites(setting: Setting) -> str:
     """A table for each run whose sites scored its model: a row for each site, and one for all together."""
     return "".join(
-        site_table(setting.index, f"{group.label}, seed {run.seed}", read_sites(sites_file(run.path)))
+        site_table(setting.index, f"{group.label}, seed {run.seed}", read_sites(sites_file(run.path), len(run.records)))
         for group in setting.groups
         for run in group.runs
     )

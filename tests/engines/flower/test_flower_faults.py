@@ -3,6 +3,7 @@
 import io
 import logging
 import re
+import time
 import tracemalloc
 
 import numpy as np
@@ -296,6 +297,32 @@ def test_a_state_that_is_nowhere_restarts_from_zero_and_the_log_says_so(problem,
     restarted = train(exp, tmp_path / "run", grid=forgetful(exp), terms=NODE)
     assert "node 101 (client 1) lost its state: it restarts from zero" in caplog.text
     assert not torch.equal(restarted.server["params"].buffer, fk.run(exp, engine="serial").server["params"].buffer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("copy", [True, False])
+def test_a_lost_state_is_restored_also_where_another_client_is_always_late(problem, tmp_path, caplog, copy):
+    """The late one takes all the time of a round: the other begins from its state in the next one."""
+    exp = experiment(problem, "scaffold", rounds=5, participants=[EVERYONE] * 5)
+    grid, answer = forgetful(exp), InProcess.send_and_receive
+    restart = grid.spoil
+    grid.spoil = lambda round, client, reply: None if restart(round, client, reply) is None or client == 2 else reply
+
+    def take_long(messages, *, timeout=None):
+        replies = answer(grid, messages, timeout=timeout)
+        if any(message.metadata.dst_node_id == 102 for message in messages if "lr" in message.content["config"]):
+            time.sleep(timeout)
+        return replies
+
+    grid.send_and_receive = take_long
+    terms = Terms(minimum=0.5, deadline=0.2, copy=copy)
+    done = train(exp, tmp_path / "run", grid=grid, terms=terms)
+    known = [[0, 1, 3, 4, 5]] * 5
+    known[2] = [0, 3, 4, 5]
+    assert "round 3: node 101 (client 1): it lost its state, and the deadline has passed" in caplog.text
+    assert caplog.text.count("(client 1): it lost") == caplog.text.count("(client 1) lost its state: ") == 1
+    if copy:
+        same(fk.run(exp.with_(participants=known), engine="serial"), done)
 
 
 def test_a_damaged_file_beside_a_node_is_not_used(problem, tmp_path, caplog):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
 
@@ -18,6 +19,10 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 import fedkeel as fk
 from fedkeel.engines.flower import reply_transport as post
 from fedkeel.engines.flower.checks import Terms
+from fedkeel.engines.flower.engine import FlowerEngine
+from fedkeel.engines.flower.node_registry import NodeRegistry
+from fedkeel.engines.flower.site_ledger import SiteLedger
+from fedkeel.runs.prepare import method_of, task_maker
 
 EVERYONE = list(range(6))
 BUT_ONE = [EVERYONE, [0, 2, 3, 4, 5], EVERYONE]
@@ -69,6 +74,21 @@ def exp():
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
     monkeypatch.setattr(post, "PAUSE", 0.01)
+
+
+def test_scores_of_many_classes_may_be_longer_than_a_report(tmp_path):
+    x, y = torch.randn(4, 2), torch.tensor([0, 1, 2, 99])
+    loss = torch.nn.functional.cross_entropy
+    given = fk.Problem(model=torch.nn.Linear(2, 100), loss=loss, clients=[(x, y)], test=(x, y), classes=100)
+    exp = experiment(given, "fedavg")
+    grid = Link(exp)
+    task = task_maker(exp.plan, torch.device("cpu"), torch.float32)(given)
+    registry, ledger = NodeRegistry(grid, 1, exp.fingerprint()), SiteLedger(tmp_path / "sites.jsonl", 0.5)
+    method = method_of(exp.plan, task)
+    engine = FlowerEngine(task, method, exp.plan.training, grid, registry, Terms(), sites=ledger)
+    [scores] = engine.evaluate(task.initial, None, "test")
+    assert scores["accuracy"][1] == 4
+    assert "auc" in scores
 
 
 def without(exp):

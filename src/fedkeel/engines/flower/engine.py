@@ -62,13 +62,15 @@ class FlowerEngine:
         self.watch = watch or Watch()
         self.trains = method.tuning if final else method
         self.sites, self.rounds = sites, 0
+        self.lost: set[int] = set()  # clients without their state, who could not be asked once more in time
         self.workspace = Workspace(task)
         self.expected = expected_messages(method, task)
         if final:  # slots of the other phases pass through
             self.expected = expected_messages(self.trains, task)._replace(state=self.expected.state)
         self.bounds = bounds or SlotBounds(terms.norm_factor)
-        # what an answer weighs, and some room for names
-        self.limit = 2 * state_bytes((self.expected.report, self.expected.state)) + (1 << 20)
+        # what an answer weighs, and some room for names; scores of many classes weigh more than a small model
+        scored = 0 if sites is None else state_bytes(empty_scores(task))
+        self.limit = 2 * max(scored, state_bytes((self.expected.report, self.expected.state))) + (1 << 20)
 
     # ---- a round -------------------------------------------------------------------------------------------------
     def train(
@@ -109,25 +111,48 @@ class FlowerEngine:
     def ask_clients(
         self, records: Mapping[str, Any], round: int, lr: float, states: Mapping[int, State | None]
     ) -> dict[int, ClientOutcome]:
-        """Ask each client once; ask those that have lost their state once more, with what the server can give them."""
+        """Ask each client once; ask those that have lost their state once more, with what the server can give them.
+
+        Where no time is left for that, as when another client is late, they get it when they are asked next.
+        """
         began, left, sound = time.monotonic(), self.terms.deadline, dict[int, ClientOutcome]()
-        contents = {client: self.compose(records, round, lr, state_digest(state)) for client, state in states.items()}
+        contents = {}
+        for client, state in states.items():
+            if waited := client in self.lost and client in self.registry.nodes:
+                self.lost.remove(client)
+            contents[client] = (
+                self.compose_restoring(records, round, lr, client, state)
+                if waited
+                else self.compose(records, round, lr, state_digest(state))
+            )
         for again in (False, True):
-            asked, contents = contents, {}
-            for client, reply in self.exchange(asked, round, left, MessageType.TRAIN):
+            lost = []
+            for client, reply in self.exchange(contents, round, left, MessageType.TRAIN):
                 try:
                     if (outcome := self.read_reply(reply, client, round, lr)) is not None:
                         sound[client] = outcome
                     elif again:
                         raise Refused("it lost its state again")
                     else:
-                        contents[client] = self.compose_restoring(records, round, lr, client, states[client])
+                        lost.append(client)
                 except Refused as refused:
                     self.refuse(client, round, refused)
             left = None if self.terms.deadline is None else self.terms.deadline - (time.monotonic() - began)
-            if not contents or (left is not None and left <= 0):
+            if left is not None and left <= 0:
+                self.put_off(lost, round)
                 break
+            if not lost:
+                break
+            contents = {client: self.compose_restoring(records, round, lr, client, states[client]) for client in lost}
         return sound
+
+    def put_off(self, lost: Sequence[int], round: int) -> None:
+        """Note who lost its state and has no time left to begin from another one."""
+        self.lost.update(lost)
+        why = "it lost its state, and the deadline has passed"
+        for client in lost:
+            log.warning("round %d: node %d (client %d): %s", round + 1, self.registry.nodes[client], client, why)
+            self.watch.note("absent", round=round + 1, client=client, reason=why)
 
     def exchange(
         self, contents: Mapping[int, RecordDict], round: int, timeout: float | None, kind: str
@@ -202,7 +227,8 @@ class FlowerEngine:
         known, count = known_facts(self.trains, self.task, self.training, round, lr, client), None
         known = {name: fact for name, fact in known.items() if name in report}
         if "histogram" in known and getattr(self.task.problem.data, "hidden", False):
-            count = known.pop("histogram").sum()
+            del known["histogram"]
+            count = report["histogram"].new_tensor(float(self.task.clients.sizes[client]) * count_targets(self.task))
         return check_known(report, known, count)
 
     def drop_unusual(self, sound: dict[int, ClientOutcome], round: int) -> dict[int, ClientOutcome]:

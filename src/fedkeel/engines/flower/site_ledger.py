@@ -20,20 +20,24 @@ TOGETHER = -1
 
 
 class SiteLedger:
-    """Writes a line of JSON for each model that the sites have scored.
+    """Writes a line of JSON for each round whose model the sites have scored.
 
+    The first model of a round is the deployed one; where another is trained, it is scored after that, and has no line.
     `most` is how many test samples a site may have for each training sample.
     """
 
     def __init__(self, file: Path, share: float):
-        self.file, self.most = file, math.ceil(share / (1 - share)) + 1
+        self.file, self.most, self.last = file, math.ceil(share / (1 - share)) + 1, -1
 
     def write(self, round: int, sites: Mapping[int, Scores], together: Scores) -> None:
         """Append what was measured after a round, at each site and together."""
+        if round == self.last:
+            return
         line = {"round": round, "together": means(together), "sites": {str(c): means(s) for c, s in sites.items()}}
         full = "free some space, then start the server again: the run continues"
         with explain_os_errors(f"cannot write {self.file}", "let the server write there", RunError, full=full):
             append_line(self.file, json.dumps(line, allow_nan=False), json.loads)
+        self.last = round
         for client, scores in sites.items():
             told = ", ".join(f"{name} {value:.4g}" for name, value in means(scores).items() if value is not None)
             log.info("round %d: site %d: %s", round, client, told)
@@ -52,12 +56,18 @@ def sites_file(out: Path) -> Path:
     return out.with_name(f"{out.name}-sites.jsonl")
 
 
-def read_sites(file: Path) -> dict[int, dict[str, float | None]]:
-    """Read what each site measured last, and all together; nothing where there is no such file."""
+def read_sites(file: Path, rounds: int) -> dict[int, dict[str, float | None]]:
+    """Read what each site measured last, and all together; nothing where there is no such file.
+
+    The run has so many `rounds`: lines of later ones are of rounds that were undone, or not kept when the server died.
+    """
     if not file.exists():
         return {}
     try:
-        last = json.loads([line for line in read_whole_lines(file, json.loads) if line.strip()][-1])
+        written = [json.loads(line) for line in read_whole_lines(file, json.loads) if line.strip()]
+        if not (kept := [line for line in written if line["round"] <= rounds]):
+            return {}
+        last = kept[-1]
         every = {TOGETHER: last["together"]} | {int(client): scores for client, scores in last["sites"].items()}
         return {
             client: {str(name)[:40]: None if value is None else float(value) for name, value in scores.items()}

@@ -117,10 +117,10 @@ def summarise(scores: State, task: Task) -> Scores:
     """Turn scores into measures: means with their counts, and what only counts of all together give."""
     pairs = zip(names_of(task), scores["sums"].tolist(), scores["counts"].tolist(), strict=True)
     found: Scores = {n: (total, int(count) if count.is_integer() else count) for n, total, count in pairs if count}
-    samples = int(scores["counts"][0])
+    samples = float(scores["counts"][0])  # a site may say that it has a part of one
     for name, value in (("auc", area_under_curve(scores["ranks"])), ("calibration_error", gap(scores["confidence"]))):
-        if value is not None:
-            found[name] = (value * samples, samples)
+        if value is not None and samples:
+            found[name] = (value * samples, int(samples) if samples.is_integer() else samples)
     return found
 
 
