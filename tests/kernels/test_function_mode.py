@@ -138,6 +138,23 @@ def test_a_network_that_remembers_its_samples_sees_no_filled_up_batch() -> None:
     assert not StackedWorkspace(task_of(Memory(learns=True), ((4,),))).separable
 
 
+@for_each("padding", [None, 0, 6, -1, -7])
+def test_a_row_that_pads_has_no_slope_however_it_is_counted(padding: int | None) -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Parameter(torch.ones(7, 3))
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return F.embedding(tokens, self.words, padding).sum(1)
+
+    task, tokens = task_of(Table(), ((5,),)), torch.tensor([[0, 1, 2, 3, 6], [6, 5, 4, 1, 0]])
+    batch = StackedBatch((tokens.expand(2, 2, 5), torch.tensor([[0, 1], [1, 2]])), None, (2, 2))
+    slopes = StackedWorkspace(task)(task.initial.expand(2), batch, Loss(), {}, None).tree["words"]
+    still = set(range(7)) - {int(row) for row in slopes.abs().sum((0, 2)).nonzero()}
+    assert still == (set() if padding is None else {padding % 7})
+
+
 def test_frozen_weights_are_one_copy_and_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(4, 5, bias=False), nn.Tanh(), nn.Linear(5, 3, bias=False))
     model[0].weight.requires_grad_(False)

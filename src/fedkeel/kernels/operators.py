@@ -195,7 +195,7 @@ def embedding(
     if not weight.stacked:
         return F.embedding(numbers.value, at.low(weight), padding_idx)
     asked = at.stack(numbers)
-    padding = None if padding_idx is None or padding_idx == -1 else padding_idx % weight.value.shape[1]
+    padding = None if padding_idx is None else padding_idx % weight.value.shape[1]
     rows = Embed.apply(weight.value, at.anchor, asked.reshape(at.clients, -1), at.claim(weight), padding, at.compute)
     return rows.view(*asked.shape, -1)
 
