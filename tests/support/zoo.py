@@ -408,6 +408,19 @@ class Alias(nn.Module):
         return self.head(z.mean((2, 3)))
 
 
+class Crossed(nn.Module):
+    """A batch norm that is used twice; what it gives the second time is read first, and its moments in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, other = self.norm(self.conv(x)), self.norm(self.conv(x.flip(-1) ** 2))
+        second = F.relu(other) * self.norm.running_mean[:, None, None]
+        return self.head((second - 2 * F.relu(one)).mean((2, 3)))
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, CLASSES))
 
@@ -473,6 +486,7 @@ NETWORKS = {
     "batch norms of vectors": (batch_mlp, VECTOR),
     "attention by einsum": (Einsum, ((5, 4),)),
     "a siamese network": (Siamese, IMAGE),
+    "a batch norm read in another order": (Crossed, IMAGE),
     "changes in place": (Alias, IMAGE),
     "dropout": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout2d(0.3), nn.Flatten(), nn.Dropout(0.5),
                                       nn.Linear(144, CLASSES)), IMAGE),

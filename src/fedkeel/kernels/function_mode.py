@@ -22,6 +22,7 @@ from fedkeel.kernels import operators as of
 from fedkeel.kernels import pending_norms as norms
 from fedkeel.kernels.client_axis import current_level, map_tensors, outside, put_back, take_off
 from fedkeel.kernels.composites import COMPOSITES
+from fedkeel.kernels.in_place import changes_in_place, name_of
 from fedkeel.kernels.keyed_dropout import DRAWING, Drop, KeyedDropout, draws_in_place, dropout
 from fedkeel.kernels.layers import GPU_TYPES
 from fedkeel.kernels.operators import Operand, StackedPass
@@ -104,6 +105,7 @@ class StackedFunctions(KeyedDropout):
         self.tally: Counter[tuple[str, str]] = Counter() if tally is None else tally
         self.hole = torch.full((), torch.nan, dtype=at.compute, device=at.anchor.device)
         self.pending: dict[int, PendingNorm] = {}
+        self.moments: dict[int, int] = {}  # running moments, and the norm that waits and changes them
         self.values: dict[int, Tensor] = {}
         self.stand_ins: list[Tensor] = []  # alive, so that no other tensor gets the identity of one
 
@@ -147,9 +149,11 @@ class StackedFunctions(KeyedDropout):
     def take(self, operator: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Apply an operator to tensors with their client axes."""
         found: list[Operand] = []
+        seen: list[Tensor] = []
 
         def note(value: Tensor) -> Operand:
             found.append(self.operand(value))
+            seen.append(value)
             return found[-1]
 
         given, options = map_tensors(note, args), map_tensors(note, kwargs)
@@ -162,7 +166,12 @@ class StackedFunctions(KeyedDropout):
         if isinstance(result, PendingNorm):
             first, x = args[0] if args else None, found[0]
             passes = isinstance(first, Tensor) and x.stacked and x.name is None and x.value.dtype == self.at.compute
-            return self.stand_in(replace(result, given=first) if passes else result)
+            hole = self.stand_in(replace(result, given=first) if passes else result)
+            own = {id(moment) for moment in result.changes}
+            self.moments.update(
+                (id(one), id(hole)) for one, part in zip(seen, found, strict=True) if id(part.value) in own
+            )
+            return hole
         return map_tensors(partial(put_back, level=self.level), result)
 
     def without_autocast(self) -> AbstractContextManager[Any]:
@@ -199,6 +208,9 @@ class StackedFunctions(KeyedDropout):
 
     def actual(self, value: Tensor) -> Tensor:
         one = id(value)
+        waits = self.moments.pop(one, one)  # what reads running moments, as a second use of a batch norm does
+        if waits != one and waits in self.pending and self.pending[waits].changes:
+            self.values[waits] = self.compute(self.pending.pop(waits))
         if one in self.pending:
             self.values[one] = self.compute(self.pending.pop(one))
         if one in self.values:
@@ -281,21 +293,6 @@ class StackedFunctions(KeyedDropout):
     def finish(self, output: Any) -> Any:
         """Return the network's output with values in place of stand-ins; running moments follow unused norms too."""
         for one, norm in list(self.pending.items()):
-            if getattr(norm.norm, "running", None):
+            if norm.changes:
                 self.values[one] = self.compute(self.pending.pop(one))
         return _pytree.tree_map_only(Tensor, self.actual, output) if self.stand_ins else output
-
-
-def name_of(func: Callable[..., Any]) -> str:
-    name = str(getattr(func, "__name__", func))
-    return {"scan_lstm": "lstm", "step_gru": "gru", "adapt_linear": "linear with adapter"}.get(name, name)
-
-
-def changes_in_place(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a function writes into its argument, by its name."""
-    name = name_of(func)
-    marked = name.endswith("_") and not name.endswith("__")
-    return marked or kwargs.get("inplace") is True or name in IN_PLACE or "out" in kwargs
-
-
-IN_PLACE = {f"__{kind}__" for kind in "iadd isub imul itruediv ifloordiv ipow iand ior ixor setitem".split()}
