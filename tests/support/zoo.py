@@ -421,6 +421,22 @@ class Crossed(nn.Module):
         return self.head((second - 2 * F.relu(one)).mean((2, 3)))
 
 
+class Named(nn.Module):
+    """Functions whose arguments are named, as PyTorch or numpy names them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.LayerNorm(6), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.conv2d(input=x, weight=self.conv.weight, bias=self.conv.bias)
+        shape, weight, bias = self.norm.normalized_shape, self.norm.weight, self.norm.bias
+        y = torch.layer_norm(input=x, normalized_shape=shape, weight=weight, bias=bias)
+        y = torch.cat([x.relu(), torch.dropout(input=y, p=0.4, train=self.training)], axis=1)
+        y = torch.stack(torch.unbind(y, axis=2)).mean((0, 3))
+        return F.linear(input=y, weight=self.head.weight, bias=self.head.bias)
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, CLASSES))
 
@@ -487,6 +503,7 @@ NETWORKS = {
     "attention by einsum": (Einsum, ((5, 4),)),
     "a siamese network": (Siamese, IMAGE),
     "a batch norm read in another order": (Crossed, IMAGE),
+    "named arguments": (Named, IMAGE),
     "changes in place": (Alias, IMAGE),
     "dropout": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout2d(0.3), nn.Flatten(), nn.Dropout(0.5),
                                       nn.Linear(144, CLASSES)), IMAGE),

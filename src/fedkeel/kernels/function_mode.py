@@ -22,7 +22,7 @@ from fedkeel.kernels import operators as of
 from fedkeel.kernels import pending_norms as norms
 from fedkeel.kernels.client_axis import current_level, map_tensors, outside, put_back, take_off
 from fedkeel.kernels.composites import COMPOSITES
-from fedkeel.kernels.in_place import changes_in_place, name_of
+from fedkeel.kernels.in_place import changes_in_place, name_of, rename
 from fedkeel.kernels.keyed_dropout import DRAWING, Drop, KeyedDropout, draws_in_place, dropout
 from fedkeel.kernels.layers import GPU_TYPES
 from fedkeel.kernels.operators import Operand, StackedPass
@@ -127,7 +127,7 @@ class StackedFunctions(KeyedDropout):
             return taken
         if func in DRAWING:
             self.tally["stacked", name_of(func)] += 1
-            given, options = self.ready(args), self.ready(kwargs)
+            given, options = self.ready(args), rename(self.ready(kwargs))
             if DRAWING[func] is dropout and given and given[0].is_cuda and given[0].dtype in GPU_TYPES:
                 made = self.drop(*given, **options)
             else:
@@ -156,7 +156,7 @@ class StackedFunctions(KeyedDropout):
             seen.append(value)
             return found[-1]
 
-        given, options = map_tensors(note, args), map_tensors(note, kwargs)
+        given, options = map_tensors(note, args), rename(map_tensors(note, kwargs))
         if not any(part.stacked for part in found):
             return None
         with outside(), self.without_autocast():

@@ -1,4 +1,4 @@
-"""What a function that a network calls is named, and whether it writes into what it is given."""
+"""What functions that a network calls are named, and their arguments; whether they write into what they are given."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ def name_of(func: Callable[..., Any]) -> str:
     return {"scan_lstm": "lstm", "step_gru": "gru", "adapt_linear": "linear with adapter"}.get(name, name)
 
 
+def rename(options: dict[str, Any]) -> dict[str, Any]:
+    """Give arguments that a network names as PyTorch does the names that operators have for them."""
+    return {ALIASES.get(name, name): given for name, given in options.items()}
+
+
 def changes_in_place(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
     """Whether a function writes into its argument, by its name."""
     name = name_of(func)
@@ -19,3 +24,6 @@ def changes_in_place(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
 
 
 IN_PLACE = {f"__{kind}__" for kind in "iadd isub imul itruediv ifloordiv ipow iand ior ixor setitem".split()}
+
+ALIASES = {"input": "x", "axis": "dim", "normalized_shape": "shape", "train": "training"}
+"""PyTorch's functions have the first of each pair, or take it too."""
