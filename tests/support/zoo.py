@@ -437,6 +437,17 @@ class Named(nn.Module):
         return F.linear(input=y, weight=self.head.weight, bias=self.head.bias)
 
 
+class Pooled(nn.Module):
+    """Tokens that are pooled by attention to learned queries, which are the same for all samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.kv, self.head = nn.Parameter(torch.randn(1, 2, 4)), nn.Linear(4, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.scaled_dot_product_attention(self.queries, *self.kv(x).chunk(2, -1)).flatten(1))
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, CLASSES))
 
@@ -501,6 +512,7 @@ NETWORKS = {
     "RMS norms": (Llama, TOKENS),
     "batch norms of vectors": (batch_mlp, VECTOR),
     "attention by einsum": (Einsum, ((5, 4),)),
+    "attention to learned queries": (Pooled, ((5, 4),)),
     "a siamese network": (Siamese, IMAGE),
     "a batch norm read in another order": (Crossed, IMAGE),
     "named arguments": (Named, IMAGE),

@@ -207,6 +207,8 @@ def attention(
     """The clients' samples are samples of one larger batch."""
     if dropout_p > 0 or min(query.axes, key.axes, value.axes) < 3 or len({query.axes, key.axes, value.axes}) > 1:
         return None
+    if len({part.value.shape[part.stacked] for part in (query, key, value)}) > 1:  # one query for all samples
+        return None
     q, k, v = (at.stack(part).flatten(0, 1) for part in (query, key, value))
     mask = None if attn_mask is None else _mask(at, attn_mask, query.axes, len(q) // at.clients)
     options: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
