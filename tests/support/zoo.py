@@ -448,6 +448,23 @@ class Pooled(nn.Module):
         return self.head(F.scaled_dot_product_attention(self.queries, *self.kv(x).chunk(2, -1)).flatten(1))
 
 
+class Overwriting(nn.Module):
+    """Rows of a table, and a convolution without a bias, that are changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.positions = nn.Embedding(7, 4, padding_idx=0), nn.Parameter(torch.randn(5, 4))
+        self.conv, self.head = nn.Conv2d(1, 4, 3, bias=False), nn.Linear(4, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        x *= 2
+        x += self.positions
+        x = self.conv(x.unsqueeze(1))
+        x[:, 0] = 0
+        return self.head(F.relu(x, inplace=True).mean((2, 3)))
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, CLASSES))
 
@@ -515,6 +532,7 @@ NETWORKS = {
     "attention to learned queries": (Pooled, ((5, 4),)),
     "a siamese network": (Siamese, IMAGE),
     "a batch norm read in another order": (Crossed, IMAGE),
+    "outputs that are changed in place": (Overwriting, TOKENS),
     "named arguments": (Named, IMAGE),
     "changes in place": (Alias, IMAGE),
     "dropout": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout2d(0.3), nn.Flatten(), nn.Dropout(0.5),
