@@ -22,7 +22,7 @@ from fedkeel.kernels import operators as of
 from fedkeel.kernels import pending_norms as norms
 from fedkeel.kernels.client_axis import current_level, map_tensors, outside, put_back, take_off
 from fedkeel.kernels.composites import COMPOSITES
-from fedkeel.kernels.in_place import changes_in_place, name_of, rename
+from fedkeel.kernels.in_place import COSTLY, RESHAPES, Copies, changes_in_place, name_of, rename
 from fedkeel.kernels.keyed_dropout import DRAWING, Drop, KeyedDropout, draws_in_place, dropout
 from fedkeel.kernels.layers import GPU_TYPES
 from fedkeel.kernels.operators import Operand, StackedPass
@@ -71,15 +71,6 @@ QUERIES = {
 }  # fmt: skip
 """What asks for a shape, a type or whether gradients flow, and never for values."""
 
-COSTLY = {
-    *"conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d unfold fold bilinear linear".split(),
-    *"group_norm batch_norm layer_norm instance_norm rms_norm embedding embedding_bag interpolate grid_sample".split(),
-    *"scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu cdist".split(),
-    *"max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d scatter_add".split(),
-    *"adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d linalg_solve svd sort ctc_loss".split(),
-}  # fmt: skip
-"""Functions that take longer under vmap than their arithmetic does; a product of matrices is one product there too."""
-
 
 class StackedFunctions(KeyedDropout):
     """Takes over the functions that a network calls; to be entered inside vmap, for one pass.
@@ -107,6 +98,7 @@ class StackedFunctions(KeyedDropout):
         self.pending: dict[int, PendingNorm] = {}
         self.moments: dict[int, int] = {}  # running moments, and the norm that waits and changes them
         self.values: dict[int, Tensor] = {}
+        self.copies = Copies()
         self.stand_ins: list[Tensor] = []  # alive, so that no other tensor gets the identity of one
 
     def __torch_function__(
@@ -121,6 +113,8 @@ class StackedFunctions(KeyedDropout):
             return func(*self.ready(args), **self.ready(kwargs))
         if self.pending and (joined := self.join(func, args, kwargs)) is not None:
             return joined
+        if self.copies.groups and args and isinstance(args[0], Tensor) and changes_in_place(func, kwargs):
+            self.copies.write(take_off(self.actual(args[0]), self.level)[0])
         if func in OPERATORS and (taken := self.take(OPERATORS[func], args, kwargs)) is not None:
             if OPERATORS[func] is not unbind:  # a shape
                 self.tally["stacked", name_of(func)] += 1
@@ -140,16 +134,21 @@ class StackedFunctions(KeyedDropout):
             with self:
                 made = COMPOSITES[func](*args, **kwargs)
             if made is not None:
+                if func is Tensor.view:
+                    self.note_copy(self.actual(args[0]), made, always=True)
                 return made
         if name_of(func) in COSTLY and self.concerns_clients((args, kwargs)):
             self.tally["vmapped", name_of(func)] += 1
-        return func(*self.ready(args), **self.ready(kwargs))
+        given = self.ready(args)
+        made = func(*given, **self.ready(kwargs))
+        if func in RESHAPES and given:
+            self.note_copy(given[0], made, always=False)
+        return made
 
     # ---- values ----------------------------------------------------------------------------------------------------
     def take(self, operator: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Apply an operator to tensors with their client axes."""
-        found: list[Operand] = []
-        seen: list[Tensor] = []
+        found, seen = list[Operand](), list[Tensor]()
 
         def note(value: Tensor) -> Operand:
             found.append(self.operand(value))
@@ -202,9 +201,12 @@ class StackedFunctions(KeyedDropout):
 
     def ready(self, given: Any) -> Any:
         """Replace stand-ins by values, and weights by weights in the precision of the arithmetic."""
-        if not (self.mixed or self.lowered or self.stand_ins):
+        if not (self.mixed or self.lowered or self.stand_ins or self.copies.stale):
             return given
         return map_tensors(self.actual, given)
+
+    def note_copy(self, given: Tensor, made: Tensor, *, always: bool) -> None:
+        self.copies.note(*(take_off(one, self.level)[0] for one in (given, made)), always=always)
 
     def actual(self, value: Tensor) -> Tensor:
         one = id(value)
@@ -214,7 +216,11 @@ class StackedFunctions(KeyedDropout):
         if one in self.pending:
             self.values[one] = self.compute(self.pending.pop(one))
         if one in self.values:
-            return self.values[one]
+            value = self.values[one]
+        if self.copies.stale:
+            self.copies.read(take_off(value, self.level)[0])
+        if one in self.values:
+            return value
         if self.mixed and one in self.names and one not in self.lowered:
             with torch.enable_grad():  # the first to read it may want no gradient
                 self.lowered[one] = value.to(self.at.compute)
@@ -295,4 +301,4 @@ class StackedFunctions(KeyedDropout):
         for one, norm in list(self.pending.items()):
             if norm.changes:
                 self.values[one] = self.compute(self.pending.pop(one))
-        return _pytree.tree_map_only(Tensor, self.actual, output) if self.stand_ins else output
+        return _pytree.tree_map_only(Tensor, self.actual, output) if self.stand_ins or self.copies.stale else output
