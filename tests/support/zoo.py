@@ -408,6 +408,63 @@ class Alias(nn.Module):
         return self.head(z.mean((2, 3)))
 
 
+class Crossed(nn.Module):
+    """A batch norm that is used twice; what it gives the second time is read first, and its moments in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, other = self.norm(self.conv(x)), self.norm(self.conv(x.flip(-1) ** 2))
+        second = F.relu(other) * self.norm.running_mean[:, None, None]
+        return self.head((second - 2 * F.relu(one)).mean((2, 3)))
+
+
+class Named(nn.Module):
+    """Functions whose arguments are named, as PyTorch or numpy names them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.LayerNorm(6), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.conv2d(input=x, weight=self.conv.weight, bias=self.conv.bias)
+        shape, weight, bias = self.norm.normalized_shape, self.norm.weight, self.norm.bias
+        y = torch.layer_norm(input=x, normalized_shape=shape, weight=weight, bias=bias)
+        y = torch.cat([x.relu(), torch.dropout(input=y, p=0.4, train=self.training)], axis=1)
+        y = torch.stack(torch.unbind(y, axis=2)).mean((0, 3))
+        return F.linear(input=y, weight=self.head.weight, bias=self.head.bias)
+
+
+class Pooled(nn.Module):
+    """Tokens that are pooled by attention to learned queries, which are the same for all samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.kv, self.head = nn.Parameter(torch.randn(1, 2, 4)), nn.Linear(4, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.scaled_dot_product_attention(self.queries, *self.kv(x).chunk(2, -1)).flatten(1))
+
+
+class Overwriting(nn.Module):
+    """Rows of a table, and a convolution without a bias, that are changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.positions = nn.Embedding(7, 4, padding_idx=0), nn.Parameter(torch.randn(5, 4))
+        self.conv, self.head = nn.Conv2d(1, 4, 3, bias=False), nn.Linear(4, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        x *= 2
+        x += self.positions
+        x = self.conv(x.unsqueeze(1))
+        x[:, 0] = 0
+        return self.head(F.relu(x, inplace=True).mean((2, 3)))
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, CLASSES))
 
@@ -472,7 +529,11 @@ NETWORKS = {
     "RMS norms": (Llama, TOKENS),
     "batch norms of vectors": (batch_mlp, VECTOR),
     "attention by einsum": (Einsum, ((5, 4),)),
+    "attention to learned queries": (Pooled, ((5, 4),)),
     "a siamese network": (Siamese, IMAGE),
+    "a batch norm read in another order": (Crossed, IMAGE),
+    "outputs that are changed in place": (Overwriting, TOKENS),
+    "named arguments": (Named, IMAGE),
     "changes in place": (Alias, IMAGE),
     "dropout": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout2d(0.3), nn.Flatten(), nn.Dropout(0.5),
                                       nn.Linear(144, CLASSES)), IMAGE),

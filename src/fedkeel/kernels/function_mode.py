@@ -22,6 +22,7 @@ from fedkeel.kernels import operators as of
 from fedkeel.kernels import pending_norms as norms
 from fedkeel.kernels.client_axis import current_level, map_tensors, outside, put_back, take_off
 from fedkeel.kernels.composites import COMPOSITES
+from fedkeel.kernels.in_place import COSTLY, RESHAPES, Copies, changes_in_place, name_of, rename
 from fedkeel.kernels.keyed_dropout import DRAWING, Drop, KeyedDropout, draws_in_place, dropout
 from fedkeel.kernels.layers import GPU_TYPES
 from fedkeel.kernels.operators import Operand, StackedPass
@@ -70,15 +71,6 @@ QUERIES = {
 }  # fmt: skip
 """What asks for a shape, a type or whether gradients flow, and never for values."""
 
-COSTLY = {
-    *"conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d unfold fold bilinear linear".split(),
-    *"group_norm batch_norm layer_norm instance_norm rms_norm embedding embedding_bag interpolate grid_sample".split(),
-    *"scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu cdist".split(),
-    *"max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d scatter_add".split(),
-    *"adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d linalg_solve svd sort ctc_loss".split(),
-}  # fmt: skip
-"""Functions that take longer under vmap than their arithmetic does; a product of matrices is one product there too."""
-
 
 class StackedFunctions(KeyedDropout):
     """Takes over the functions that a network calls; to be entered inside vmap, for one pass.
@@ -104,7 +96,9 @@ class StackedFunctions(KeyedDropout):
         self.tally: Counter[tuple[str, str]] = Counter() if tally is None else tally
         self.hole = torch.full((), torch.nan, dtype=at.compute, device=at.anchor.device)
         self.pending: dict[int, PendingNorm] = {}
+        self.moments: dict[int, int] = {}  # running moments, and the norm that waits and changes them
         self.values: dict[int, Tensor] = {}
+        self.copies = Copies()
         self.stand_ins: list[Tensor] = []  # alive, so that no other tensor gets the identity of one
 
     def __torch_function__(
@@ -119,13 +113,15 @@ class StackedFunctions(KeyedDropout):
             return func(*self.ready(args), **self.ready(kwargs))
         if self.pending and (joined := self.join(func, args, kwargs)) is not None:
             return joined
+        if self.copies.groups and args and isinstance(args[0], Tensor) and changes_in_place(func, kwargs):
+            self.copies.write(take_off(self.actual(args[0]), self.level)[0])
         if func in OPERATORS and (taken := self.take(OPERATORS[func], args, kwargs)) is not None:
             if OPERATORS[func] is not unbind:  # a shape
                 self.tally["stacked", name_of(func)] += 1
             return taken
         if func in DRAWING:
             self.tally["stacked", name_of(func)] += 1
-            given, options = self.ready(args), self.ready(kwargs)
+            given, options = self.ready(args), rename(self.ready(kwargs))
             if DRAWING[func] is dropout and given and given[0].is_cuda and given[0].dtype in GPU_TYPES:
                 made = self.drop(*given, **options)
             else:
@@ -138,21 +134,28 @@ class StackedFunctions(KeyedDropout):
             with self:
                 made = COMPOSITES[func](*args, **kwargs)
             if made is not None:
+                if func is Tensor.view:
+                    self.note_copy(self.actual(args[0]), made, always=True)
                 return made
         if name_of(func) in COSTLY and self.concerns_clients((args, kwargs)):
             self.tally["vmapped", name_of(func)] += 1
-        return func(*self.ready(args), **self.ready(kwargs))
+        given = self.ready(args)
+        made = func(*given, **self.ready(kwargs))
+        if func in RESHAPES and given:
+            self.note_copy(given[0], made, always=False)
+        return made
 
     # ---- values ----------------------------------------------------------------------------------------------------
     def take(self, operator: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Apply an operator to tensors with their client axes."""
-        found: list[Operand] = []
+        found, seen = list[Operand](), list[Tensor]()
 
         def note(value: Tensor) -> Operand:
             found.append(self.operand(value))
+            seen.append(value)
             return found[-1]
 
-        given, options = map_tensors(note, args), map_tensors(note, kwargs)
+        given, options = map_tensors(note, args), rename(map_tensors(note, kwargs))
         if not any(part.stacked for part in found):
             return None
         with outside(), self.without_autocast():
@@ -162,7 +165,12 @@ class StackedFunctions(KeyedDropout):
         if isinstance(result, PendingNorm):
             first, x = args[0] if args else None, found[0]
             passes = isinstance(first, Tensor) and x.stacked and x.name is None and x.value.dtype == self.at.compute
-            return self.stand_in(replace(result, given=first) if passes else result)
+            hole = self.stand_in(replace(result, given=first) if passes else result)
+            own = {id(moment) for moment in result.changes}
+            self.moments.update(
+                (id(one), id(hole)) for one, part in zip(seen, found, strict=True) if id(part.value) in own
+            )
+            return hole
         return map_tensors(partial(put_back, level=self.level), result)
 
     def without_autocast(self) -> AbstractContextManager[Any]:
@@ -193,16 +201,26 @@ class StackedFunctions(KeyedDropout):
 
     def ready(self, given: Any) -> Any:
         """Replace stand-ins by values, and weights by weights in the precision of the arithmetic."""
-        if not (self.mixed or self.lowered or self.stand_ins):
+        if not (self.mixed or self.lowered or self.stand_ins or self.copies.stale):
             return given
         return map_tensors(self.actual, given)
 
+    def note_copy(self, given: Tensor, made: Tensor, *, always: bool) -> None:
+        self.copies.note(*(take_off(one, self.level)[0] for one in (given, made)), always=always)
+
     def actual(self, value: Tensor) -> Tensor:
         one = id(value)
+        waits = self.moments.pop(one, one)  # what reads running moments, as a second use of a batch norm does
+        if waits != one and waits in self.pending and self.pending[waits].changes:
+            self.values[waits] = self.compute(self.pending.pop(waits))
         if one in self.pending:
             self.values[one] = self.compute(self.pending.pop(one))
         if one in self.values:
-            return self.values[one]
+            value = self.values[one]
+        if self.copies.stale:
+            self.copies.read(take_off(value, self.level)[0])
+        if one in self.values:
+            return value
         if self.mixed and one in self.names and one not in self.lowered:
             with torch.enable_grad():  # the first to read it may want no gradient
                 self.lowered[one] = value.to(self.at.compute)
@@ -281,21 +299,6 @@ class StackedFunctions(KeyedDropout):
     def finish(self, output: Any) -> Any:
         """Return the network's output with values in place of stand-ins; running moments follow unused norms too."""
         for one, norm in list(self.pending.items()):
-            if getattr(norm.norm, "running", None):
+            if norm.changes:
                 self.values[one] = self.compute(self.pending.pop(one))
-        return _pytree.tree_map_only(Tensor, self.actual, output) if self.stand_ins else output
-
-
-def name_of(func: Callable[..., Any]) -> str:
-    name = str(getattr(func, "__name__", func))
-    return {"scan_lstm": "lstm", "step_gru": "gru", "adapt_linear": "linear with adapter"}.get(name, name)
-
-
-def changes_in_place(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a function writes into its argument, by its name."""
-    name = name_of(func)
-    marked = name.endswith("_") and not name.endswith("__")
-    return marked or kwargs.get("inplace") is True or name in IN_PLACE or "out" in kwargs
-
-
-IN_PLACE = {f"__{kind}__" for kind in "iadd isub imul itruediv ifloordiv ipow iand ior ixor setitem".split()}
+        return _pytree.tree_map_only(Tensor, self.actual, output) if self.stand_ins or self.copies.stale else output

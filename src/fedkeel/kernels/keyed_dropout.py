@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedkeel.errors import ModelError
 from fedkeel.kernels.composites import COMPOSITES
+from fedkeel.kernels.in_place import rename
 from fedkeel.randomness import keyed_bits
 
 
@@ -32,7 +33,7 @@ class KeyedDropout(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in DRAWING:
-            made = DRAWING[func](self.draw, *args, **kwargs)
+            made = DRAWING[func](self.draw, *args, **rename(kwargs))
             return args[0].copy_(made) if draws_in_place(func, args, kwargs) and made is not args[0] else made
         if func in COMPOSITES:  # those may drop something inside
             with self:

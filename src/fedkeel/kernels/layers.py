@@ -235,7 +235,10 @@ class Rescale(torch.autograd.Function):
 
 
 class Embed(torch.autograd.Function):
-    """The rows of a table of each client, `[clients, rows, width]`, that numbers `[clients, count]` ask for."""
+    """The rows of a table of each client, `[clients, rows, width]`, that numbers `[clients, count]` ask for.
+
+    They have one axis, for a network may write into them, and PyTorch lets none write into a view that is made here.
+    """
 
     @staticmethod
     def forward(
@@ -245,7 +248,7 @@ class Embed(torch.autograd.Function):
         flat = (numbers + rows * torch.arange(clients, device=numbers.device).unsqueeze(1)).flatten()
         ctx.save_for_backward(flat, numbers)
         ctx.into, ctx.weight, ctx.padding = into, describe(table), padding
-        return table.reshape(clients * rows, width).index_select(0, flat).to(dtype).view(*numbers.shape, width)
+        return table.reshape(clients * rows, width).index_select(0, flat).to(dtype)
 
     @staticmethod
     @once_differentiable
@@ -253,9 +256,9 @@ class Embed(torch.autograd.Function):
         flat, numbers = ctx.saved_tensors
         into, slope = place(ctx.into, ctx.weight)
         clients, rows, width = into.shape
-        dy = dy if ctx.padding is None else dy.where((numbers != ctx.padding).unsqueeze(-1), 0.0)
+        dy = dy if ctx.padding is None else dy.where((numbers != ctx.padding).reshape(-1, 1), 0.0)
         sums = torch.zeros((clients * rows, width), dtype=into.dtype, device=dy.device)
-        into.copy_(sums.index_add_(0, flat, dy.reshape(-1, width).to(into.dtype)).view_as(into))
+        into.copy_(sums.index_add_(0, flat, dy.to(into.dtype)).view_as(into))
         return slope, None, None, None, None, None
 
 

@@ -195,7 +195,7 @@ def embedding(
     if not weight.stacked:
         return F.embedding(numbers.value, at.low(weight), padding_idx)
     asked = at.stack(numbers)
-    padding = None if padding_idx is None or padding_idx == -1 else padding_idx % weight.value.shape[1]
+    padding = None if padding_idx is None else padding_idx % weight.value.shape[1]
     rows = Embed.apply(weight.value, at.anchor, asked.reshape(at.clients, -1), at.claim(weight), padding, at.compute)
     return rows.view(*asked.shape, -1)
 
@@ -206,6 +206,8 @@ def attention(
 ) -> Tensor | None:  # fmt: skip
     """The clients' samples are samples of one larger batch."""
     if dropout_p > 0 or min(query.axes, key.axes, value.axes) < 3 or len({query.axes, key.axes, value.axes}) > 1:
+        return None
+    if len({part.value.shape[part.stacked] for part in (query, key, value)}) > 1:  # one query for all samples
         return None
     q, k, v = (at.stack(part).flatten(0, 1) for part in (query, key, value))
     mask = None if attn_mask is None else _mask(at, attn_mask, query.axes, len(q) // at.clients)

@@ -52,6 +52,11 @@ class PendingNorm:
         of_norm = (part.value for part in (self.norm.weight, self.norm.bias) if part is not None)
         return self.graded and any(part.requires_grad for part in (self.x, self.shortcut, *of_norm) if part is not None)
 
+    @property
+    def changes(self) -> tuple[Tensor, ...]:
+        """The running moments that have still to follow."""
+        return tuple(moment for moments in getattr(self.norm, "running", ()) for moment in moments.before)
+
     def compute(self, relu: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return the norm, and x for later uses, whose slopes the norm's own gradient then adds."""
         with torch.set_grad_enabled(self.needs_gradient):

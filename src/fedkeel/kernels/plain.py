@@ -33,8 +33,9 @@ def unfold(x: Tensor, where: Geometry) -> Tensor:
 
 
 def convolve(x: Tensor, packed: Tensor, where: Geometry) -> Tensor:
-    y = unfold(x, where) @ packed.mT
-    return y.view(*x.shape[:2], where.out_height, where.out_width, -1)
+    y = x.new_empty(*x.shape[:2], where.out_height, where.out_width, packed.shape[1])  # no view: it may be written into
+    torch.bmm(unfold(x, where), packed.mT, out=y.flatten(1, 3))
+    return y
 
 
 def convolve_input_gradient(dy: Tensor, packed: Tensor, where: Geometry, beside: Tensor | None = None) -> Tensor:
