@@ -143,7 +143,7 @@ def read_quick_start() -> dict[str, Any]:
 def read_file(file: Path, hint: str | None = None) -> dict[str, Any]:
     """An experiment file as plain data; `hint` says what to give where there is none."""
     try:
-        return read_toml(file.read_text(encoding="utf-8-sig"))  # some editors of Windows begin files with a mark
+        return read_toml(file.read_text(encoding="utf-8").removeprefix("\ufeff"))  # a mark of editors of Windows
     except FileNotFoundError:
         raise RequestError(f"no such file: {file}", hint or guess_meaning(str(file))) from None
     except IsADirectoryError:
