@@ -274,6 +274,7 @@ def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list
 def test_triton_kernels_equal_their_twins_in_the_interpreter() -> None:
     code = (
         "import torch, test_band, test_newton_schulz, test_kernels as t; test_band.check_tables('cpu', onto=True); "
+        "[test_band.check_triton('cpu', *sizes, onto=True) for sizes in test_band.LONG[1:]]; "
         "test_newton_schulz.check_polynomial('cpu', torch.float32, 1e-6); "
         "t.check_triton_batch('cpu', torch.float32, 1e-5); "
         "t.check_norms('cpu', torch.bfloat16, 1e-2); "

@@ -1,8 +1,9 @@
 """Remove the low band of long rows by two thin matrix products and short transforms.
 
-With n = a b, the lowest coefficients are X[q] = Σ_i e^(−2πi q i / a) Σ_j e^(−2πi q j / n) x[i, j]. For q below a / 2
-the inner factor turns by at most half a circle along j, so a few orthonormal functions φ_m(j) span it to the last
-digit of float32: x is read once to form a × m numbers, everything else is small, and the band is put back the same way.
+With n = a b, the lowest coefficients are X[q] = Σ_i e^(−2πi q i / a) Σ_j e^(−2πi q j / n) x[i, j]. Over the band the
+inner factor turns little along j, so a few orthonormal functions φ_m(j) span it to the last digit of float32: x is read
+once to form a × m numbers, everything else is small, and the band is put back the same way. Coefficients q = k a ± r
+share the number r of a short transform; the φ tell them apart.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedkeel.kernels.band_tables import THIN_FROM, plan, sine_functions
+from fedkeel.kernels.band_tables import plan, sine_functions
 from fedkeel.kernels.custom_op import as_custom_op, empty_like
 
+THIN_FROM, WIDEST = 1 << 15, 128  # the shortest row that is worth it; the most neighbours that share functions
 EXACT = 1e-9  # relative size of the singular values left out; float32 rounds at 6e-8
 
 
 class Basis(NamedTuple):
-    """n = length · width; `shapes` is `[width, m]`, and `factors` `[m, bins]` are the coefficients in it."""
+    """n = length · width; `shapes` is `[width, m]`, and `factors` `[bins, m]` are the coefficients in it."""
 
     length: int
     width: int
@@ -31,18 +33,22 @@ class Basis(NamedTuple):
 @cache
 def basis(n: int, bins: int, dtype: torch.dtype, device: torch.device) -> Basis | None:
     """Return the thin basis, or None where it does not pay: short rows, a wide band, no suitable divisor."""
-    a = next((d for d in range(2 * bins + 1, n // 32 + 1) if n % d == 0), None)
-    if a is None or n < 1 << 15:
+    b = next(d for d in range(WIDEST, 0, -1) if n % d == 0)
+    if n < THIN_FROM or b < 4:
         return None
-    b = n // a
     shapes, middle = sine_functions(n, b, bins, EXACT)
     if 4 * shapes.shape[1] > b:
         return None
-    every = torch.arange(bins, dtype=torch.float64)
-    angle = torch.outer(every, middle) * (-2 * torch.pi / n)
-    turned = torch.complex(angle.cos(), angle.sin()) @ shapes.to(torch.complex128)
     whole = torch.promote_types(dtype, torch.complex64)
-    return Basis(a, b, shapes.to(dtype).to(device), turned.T.contiguous().to(whole).to(device))
+    parts = torch.arange(bins, dtype=torch.float64).split(1 << 15)  # all at once would take more memory than the rows
+    factors = torch.cat([turn(part, middle / n, shapes).to(whole) for part in parts])
+    return Basis(n // b, b, shapes.to(dtype).to(device), factors.to(device))
+
+
+def turn(q: Tensor, place: Tensor, shapes: Tensor) -> Tensor:
+    """Find the coefficients q of functions `[b, m]` that lie at some places of a circle."""
+    angle = torch.outer(q, place) * (-2 * torch.pi)
+    return torch.complex(angle.cos() @ shapes, angle.sin() @ shapes)
 
 
 def remove_low_band(rows: Tensor, bins: int) -> Tensor | None:
@@ -54,11 +60,23 @@ def remove_low_band(rows: Tensor, bins: int) -> Tensor | None:
     a, b, shapes, factors = base
     x = rows.reshape(-1, leaves * a, b)  # a view: leaves of one length are neighbours
     thin = shapes.T.expand(len(x), -1, -1).bmm(x.mT).unflatten(-1, (leaves, a))
-    # [clients, m, leaves, bins]; the phase of the middle cancels between here and the way back
-    z = torch.fft.rfft(thin)[..., :bins] * factors[:, None, :]
-    low = torch.fft.irfft(z.sum(1, keepdim=True) * torch.conj_physical(factors)[:, None, :], n=a).flatten(-2)
+    low = torch.fft.irfft(keep_band(torch.fft.rfft(thin), factors.T[:, None], a), n=a).flatten(-2)
     kept = torch.baddbmm(x, low.mT, shapes.T.expand(len(x), -1, -1), alpha=-1 / b)
     return kept.view(rows.shape)
+
+
+def keep_band(z: Tensor, factors: Tensor, a: int) -> Tensor:
+    """Find what the band makes of short spectra `[clients, m, leaves, ⌊a / 2⌋ + 1]`; `factors` are `[m, 1, bins]`."""
+    q = torch.arange(factors.shape[-1], device=z.device)
+    r = torch.minimum(q % a, -q % a)
+    mirrored = q % a > a // 2
+    found = z[..., r]
+    # the phase of the middle cancels between here and the way back
+    band = (torch.where(mirrored, found.conj(), found) * factors).sum(1, keepdim=True)
+    back = band * factors.conj()
+    back = torch.where(mirrored, back.conj(), back)
+    alone = (q > 0) & (2 * r % a == 0)  # irfft counts these numbers once, and the others with their mirror image
+    return torch.zeros_like(z).index_add_(-1, r, torch.where(alone, 2 * back, back))
 
 
 # ---- a whole buffer ------------------------------------------------------------------------------------------------
@@ -100,7 +118,7 @@ def filter_buffer(buffer: Tensor, spans: list[int], onto: Onto | None) -> Tensor
         offset, leaves, length, bins = spans[i : i + 4]
         source, target = stacked.narrow(1, offset, leaves * length), out.narrow(1, offset, leaves * length)
         part = None if onto is None else onto.narrow(offset, leaves * length)
-        base = basis(length, bins, buffer.dtype, buffer.device) if bins and length >= THIN_FROM else None
+        base = basis(length, bins, buffer.dtype, buffer.device) if bins else None
         if base is not None and buffer.is_cuda:
             from fedkeel.kernels import triton_band
 
