@@ -159,6 +159,7 @@ def tell_errors(out: Path, history: int = 0) -> Iterator[Operations]:
         try:
             held.enter_context(hold_place(out))
             watch = Operations(out, history)
+            watch.begin()
             yield watch
         except FedkeelError as error:
             line = error.message if error.hint is None else f"{error.message} hint: {error.hint}"
