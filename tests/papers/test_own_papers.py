@@ -2,8 +2,10 @@
 
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from for_each import for_each
 
 from fedkeel.cli.main import call
 from fedkeel.errors import RequestError, UntrustedError
@@ -134,8 +136,11 @@ def test_nothing_in_the_file_runs_code(old, new, paper, tmp_path, monkeypatch, c
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-def test_who_names_code_is_told_where_it_may_stand(paper):
-    mine = paper(('"fedavg"', '"evil:made"'))
-    wrong = obstacle(find(f"{mine}:1")[0])
+@for_each("old, new", [('"fedavg"', '"evil:made"'), ('kind = "dirichlet"', 'kind = "evil:made"')])
+def test_who_names_code_is_told_where_it_may_stand(old, new):
+    with TemporaryDirectory() as folder:
+        mine = Path(folder) / "mine.toml"
+        mine.write_text(SOUND.replace(old, new, 1), encoding="utf-8")
+        wrong = obstacle(find(f"{mine}:1")[0])
     assert isinstance(wrong, UntrustedError)
     assert "fedkeel run" in wrong.hint

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.core.trees import state_bytes
+from fedkeel.data.partition.own import OwnPartition
 from fedkeel.errors import FedkeelError, RequestError, UntrustedError
-from fedkeel.importing import Trust
+from fedkeel.importing import Trust, untrusted
 from fedkeel.papers import PAPERS, Cell, find, seeds_of, tables
 from fedkeel.papers.cells import merged
 from fedkeel.papers.claims import CLAIMS, find_claimed_cells
@@ -155,7 +156,10 @@ def experiment_of(cell: Cell, seed: int, rounds: int | None = None) -> Experimen
     if not is_own(cell.paper):
         return Experiment.read(data, trust=Trust.TYPED)
     try:
-        return Experiment.read(data)
+        made = Experiment.read(data)
+        if isinstance(made.partition, OwnPartition) and made.partition.made is None:
+            raise untrusted(str(made.partition.settings["kind"]), "partition")
+        return made
     except UntrustedError as error:
         hint = "a paper's file names no code; `fedkeel run FILE --trust` trains it"
         raise UntrustedError(error.message, hint) from None
