@@ -258,6 +258,25 @@ def test_a_server_that_stops_says_so(tmp_path):
     assert read_gauges(tmp_path / "run.prom").state == STOPPED
 
 
+def test_a_server_that_waits_for_its_clients_does_not_say_that_the_one_before_it_stopped(tmp_path):
+    file = tmp_path / "run.prom"
+
+    def stop_later():
+        with tell_errors(tmp_path / "run") as first:
+            assert judge(read_gauges(file), 60, time.time())[1].startswith("running: no round has begun")
+            first.start(0, 9, [3, 4])
+            first.asked, first.gauges.rounds_done = 2, 4
+            first.note("counted", clients=[0])
+            raise RunError("the job was stopped.")
+
+    with pytest.raises(ServerStopped):
+        stop_later()
+    assert judge(read_gauges(file), 60, time.time())[0] == ENDED
+    with tell_errors(tmp_path / "run"):
+        code, line = judge(read_gauges(file), 60, time.time())
+    assert (code, line.partition(";")[0]) == (FINE, "running: 4 of 9 rounds are done, 0 of 2 clients are connected")
+
+
 def test_a_second_server_leaves_the_first_ones_log_and_numbers_alone(tmp_path, monkeypatch):
     monkeypatch.setattr("fedkeel.federation.server_lock.PATIENCE", 0.1)
     with tell_errors(tmp_path / "run") as first:

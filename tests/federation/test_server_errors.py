@@ -48,6 +48,8 @@ def start(tmp_path, **changes):
         ({"wait": "long"}, "wait of the app must be a number: 'long'"),
         ({"bind-nodes": "false"}, "bind-nodes of the app must be true or false: 'false'"),
         ({"copy-states": "false"}, "copy-states of the app must be true or false: 'false'"),
+        ({"history": "x"}, "history of the app must be a whole number: 'x'"),
+        ({"history": -1}, "history of the app must be at least 0: -1"),
         ({"data": "folder", "clients": 3, "test": "/nowhere", "absent": {0, 1, 2}}, "0 of 3 clients have a node"),
     ],
 )

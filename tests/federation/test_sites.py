@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import re
+import stat
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +20,7 @@ from sklearn.metrics import roc_auc_score
 import fedkeel as fk
 from fedkeel.data import load
 from fedkeel.engines.flower.checks import Terms
-from fedkeel.engines.flower.memory import keep_witness
+from fedkeel.engines.flower.memory import NodeMemory, keep_witness
 from fedkeel.engines.flower.records import Refused
 from fedkeel.engines.flower.site_ledger import SiteLedger, read_sites
 from fedkeel.engines.flower.site_scores import (
@@ -264,6 +266,22 @@ def test_a_killed_node_leaves_no_half_line_among_what_it_witnessed(tmp_path):
     file.write_text(file.read_text() + '{"round": 2, "he')
     keep_witness(file, 1, "two")
     assert [json.loads(line)["head"] for line in file.read_text().splitlines()] == ["one", "two"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no umask")
+@pytest.mark.parametrize("audit", [False, True])
+def test_the_states_of_a_site_are_its_owners_alone(tmp_path, audit):
+    before, folder = os.umask(0o022), tmp_path / "sites" / "state"
+    try:
+        if audit:
+            keep_witness(folder / "client-audit.jsonl", 0, "one")
+        state = {"own": torch.ones(3)}
+        NodeMemory(SimpleNamespace(state={}), state, 1, folder, "same").keep(state, state)
+    finally:
+        os.umask(before)
+    (file,) = folder.glob("*.safetensors")
+    assert (stat.S_IMODE(folder.stat().st_mode), stat.S_IMODE(file.stat().st_mode)) == (0o700, 0o600)
+    assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o755
 
 
 def test_a_report_shows_sites_side_by_side(folders):

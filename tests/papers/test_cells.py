@@ -9,7 +9,8 @@ from for_each import for_each
 
 from fedkeel.errors import RequestError
 from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, checks, choices, find, tables
-from fedkeel.papers.cells import FACTS, STRUCTURE, Cell, cells, expand, merged, parse, read
+from fedkeel.papers.cells import Cell, cells, expand, merged, parse, read
+from fedkeel.papers.paper_file import FACTS, STRUCTURE
 
 PAPER: dict[str, Any] = {
     "defaults": {

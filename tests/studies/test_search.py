@@ -402,6 +402,11 @@ def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel, 
     assert [line["rounds"] for line in lines if line["side"] == "composed"] == [1, 1, 2]
     page = (out / "report.html").read_text()
     assert f'data-group="g0-0"><td>{told["baseline"]}<' in page  # its differences are to the first row
+    compared = fedkeel("compare", "runs/search", "--json")  # of the final runs, not of what was tried on the way
+    methods = {group["label"]: group["last"] for group in json.loads(compared.out)["methods"]}
+    assert methods == {group["label"]: group["last"] for group in told["methods"]}
+    assert json.loads(compared.out)["baseline"] == told["baseline"]
+    assert "differ in" not in compared.err
     winner = tomllib.loads((out / "winner.toml").read_text())
     assert fk.Experiment.load(winner).validation == 0.0
     assert "partition_seed" not in winner  # each seed divides the data anew, as in the final runs

@@ -59,8 +59,8 @@ def compare(
     """Compare runs: mean and spread over seeds, paired differences with intervals, and the cost to a target.
 
     Costs are rounds, bytes both ways, seconds and the clients' gradient evaluations until the target accuracy is
-    first reached; gradients that a server takes are not counted. Of a sweep's folder the final runs are compared, not
-    the settings that were tried on the way.
+    first reached; gradients that a server takes are not counted. Of a sweep's or a search's folder the final runs are
+    compared, not the settings that were tried on the way.
     """
     from fedkeel.cli.training import runs_in
     from fedkeel.runs.finished_run import load_run

@@ -40,7 +40,9 @@ def reproduce(
     spec: Annotated[
         str | None,
         typer.Argument(
-            metavar="[PAPER[:TABLE]]", show_default=False, help="fedfft:1, fedfft:figure-2, order:a, or claims:NAME."
+            metavar="[PAPER[:TABLE]]",
+            show_default=False,
+            help="fedfft:1, fedfft:figure-2, order:a, claims:NAME, or a file of your own: mine.toml:1.",
         ),
     ] = None,
     cell: Annotated[

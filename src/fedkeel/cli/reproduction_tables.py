@@ -19,12 +19,13 @@ def show_tables(spec: str | None) -> None:
     from fedkeel.papers.claims import CLAIMS, read_claims
     from fedkeel.papers.figures import read_figures
     from fedkeel.papers.order import ORDER, in_order, parts
+    from fedkeel.papers.paper_file import is_own, split_spec
 
     made = table(["table!", "cells>", "what it shows"])
-    asked = spec.partition(":")[0] if spec else None
+    asked = split_spec(spec)[0] if spec else None
     for paper in [asked] if asked and asked not in (ORDER, CLAIMS) else PAPERS if asked is None else []:
         for one in tables(paper):
-            if not one.name.startswith("figure-"):
+            if is_own(paper) or not one.name.startswith("figure-"):
                 made.add_row(f"{paper}:{one.name}", str(len(one.cells)), one.title)
         for figure in (figure for figure in read_figures() if figure.paper == paper):
             says = f"a schematic: {figure.says}" if figure.schematic else figure.says
@@ -139,14 +140,15 @@ def show_known(spec: str) -> bool:
     """Of a table or a claim that its paper does not explain: what is known, and what is not. Whether it is one."""
     from fedkeel.papers import PAPERS, tables
     from fedkeel.papers.claims import CLAIMS, read_claims
+    from fedkeel.papers.paper_file import is_own, split_spec
 
-    paper, _, name = spec.partition(":")
-    claim = read_claims().get(name) if paper == CLAIMS else None
+    paper, name = split_spec(spec)
+    claim = read_claims().get(name or "") if paper == CLAIMS else None
     if claim is not None and claim.unmeasured:
         stdout().print(f"{spec}: {claim.says}", style="bold", soft_wrap=True)
         stdout().print(f"not run: {claim.unmeasured}", soft_wrap=True)
         return True
-    if paper not in PAPERS:
+    if name is None or not (paper in PAPERS or is_own(paper)):
         return False
     found = [one for one in tables(paper) if one.name.lower() == name.lower() and all(c.unmeasured for c in one.cells)]
     for one in found:

@@ -56,6 +56,7 @@ def search(
     from fedkeel.cli.training import Machine, Target
     from fedkeel.papers.reproduce import folder_of
     from fedkeel.report.page import write_report
+    from fedkeel.studies.choice import Choice, write_choice
     from fedkeel.studies.run_groups import group_runs
     from fedkeel.studies.samplers import propose_candidates
     from fedkeel.studies.search import COMPOSED, PUBLISHED, Search, halve
@@ -100,6 +101,9 @@ def search(
             for winner in winners
             for label, one in asked.finals(winner)
         ]
+        # the published one first: differences are to what comes first
+        named = sorted(finals, key=lambda target: target.label != winners[1].label)
+        write_choice(out, Choice([target.folder.name for target in named], asked.sweep.tuned))
         ends = train(finals)
     write_winner(out / "winner.toml", winners[0].experiment.with_(validation=0.0), asked.base.get("problem"))
     published = winners[1].experiment.plan.method.name
@@ -111,11 +115,10 @@ def search(
     made = show(groups, None, published, form, told, asked.sweep.tuned, "last")
     if not json:
         stdout().print(conclude(made), soft_wrap=True)
-    kept = [target for target, run in zip(finals, ends, strict=True) if run]
-    kept.sort(key=lambda target: target.label != winners[1].label)  # a page's differences are to what comes first
+    trained = {target.folder for target, run in zip(finals, ends, strict=True) if run}
     page = out / "report.html"
     title = "Search: the winner against the best published method"
-    write_report([target.folder for target in kept], page, title=title, asked=asked.seeds)
+    write_report([target.folder for target in named if target.folder in trained], page, title=title, asked=asked.seeds)
     say(stderr(), "report", "bold green", str(page))
     if None in ends:
         raise typer.Exit(1)

@@ -27,6 +27,8 @@ Arrays = dict[str, NDArray[Any]]
 BLANK = "0" * 8
 MARK = b'{\\"check\\": \\"'  # as it stands in the file: JSON in a text of JSON
 WINDOWS = os.name == "nt"
+PRIVATE = 0o700
+"""The mode of a folder that its owner alone may look into."""
 
 
 class Damaged(Exception):
@@ -34,14 +36,17 @@ class Damaged(Exception):
 
 
 # ---- whole files ---------------------------------------------------------------------------------------------------
-def write_atomically(path: Path, fill: Callable[[Path], Any], *, synced: bool = True) -> None:
-    """Call fill(temporary path), sync it and rename it: readers see the old file or the new one, never half."""
+def write_atomically(path: Path, fill: Callable[[Path], Any], *, synced: bool = True, private: bool = False) -> None:
+    """Call fill(temporary path), sync it and rename it: readers see the old file or the new one, never half.
+
+    A `private` file, and a folder that is made for it, is its owner's alone.
+    """
     refuse_device(path)
     temporary = path.with_name(f".{path.name}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(PRIVATE if private else 0o777, parents=True, exist_ok=True)
         temporary.unlink(missing_ok=True)  # it may be a link, which would be written through
-        temporary.touch(exist_ok=False)
+        temporary.touch(0o600 if private else 0o666, exist_ok=False)
         mode = stat.S_IMODE(temporary.stat().st_mode)  # others may read as the umask has it; safetensors allows nobody
         fill(temporary)
         if stat.S_IMODE(temporary.stat().st_mode) != mode:
@@ -92,7 +97,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write(path: Path, arrays: Arrays, facts: Mapping[str, Any], *, synced: bool = True) -> None:
+def write(path: Path, arrays: Arrays, facts: Mapping[str, Any], *, synced: bool = True, private: bool = False) -> None:
     """Write arrays and facts to one file. Its header holds a checksum of each array and one of the header itself."""
     header_facts = dict(facts) | {"sums": {name: checksum(array) for name, array in arrays.items()}}
     # one entry: safetensors writes several in an order that changes from process to process
@@ -105,7 +110,7 @@ def write(path: Path, arrays: Arrays, facts: Mapping[str, Any], *, synced: bool 
             file.seek(header.index(MARK) + len(MARK))
             file.write(compute_check(header).encode())
 
-    write_atomically(path, fill, synced=synced)
+    write_atomically(path, fill, synced=synced, private=private)
 
 
 def read(path: Path, *, arrays: bool = True, prefix: str = "") -> tuple[Arrays, dict[str, Any]]:

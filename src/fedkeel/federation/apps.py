@@ -36,6 +36,7 @@ from fedkeel.federation.operations import Operations
 from fedkeel.federation.scoring_place import check_site_test, check_validation, note_unmeasured
 from fedkeel.federation.server_lock import hold_place
 from fedkeel.importing import Trust
+from fedkeel.ranges import Whole
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import EXPERIMENT, read_settings
@@ -48,10 +49,11 @@ from fedkeel.typed_values import read_values
 
 log = logging.getLogger("fedkeel")
 
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     **dict.fromkeys(("wait", "deadline", "minimum", "norm-factor", "site-test"), float),
     **dict.fromkeys(("attempts", "clients"), int),
     **dict.fromkeys(("bind-nodes", "copy-states"), bool),
+    "history": Whole,
 }
 """The app's settings that are no texts; the text "false" would be taken for true."""
 
@@ -121,8 +123,9 @@ def server_app(folder: Path, *, trust: bool = False) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         config: Mapping[str, Any] = context.run_config
         out = Path(str(config["out"])).expanduser()
-        with tell_errors(out, int(config.get("history", 0))) as watch:
+        with tell_errors(out) as watch:
             config = read_values(config, SETTINGS, RequestError, "the app")
+            watch.history = int(config.get("history", 0))
             experiment, _ = read_app(folder, trust)
             serve(
                 experiment,
@@ -151,14 +154,15 @@ class ServerStopped(Exception):
 
 
 @contextlib.contextmanager
-def tell_errors(out: Path, history: int = 0) -> Iterator[Operations]:
+def tell_errors(out: Path) -> Iterator[Operations]:
     """Log to the file beside a run folder; a user's error ends in one line there, in the audit and in Flower's log."""
     start_log(beside(out, ".log"))
     watch = None
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(hold_place(out))
-            watch = Operations(out, history)
+            watch = Operations(out)
+            watch.begin()
             yield watch
         except FedkeelError as error:
             line = error.message if error.hint is None else f"{error.message} hint: {error.hint}"

@@ -68,6 +68,7 @@ def read_gauges(file: Path) -> Gauges:
 def judge(gauges: Gauges, silent: float, now: float) -> tuple[int, str]:
     """Say how a federation is: an exit code, and a line."""
     rounds = f"{gauges.rounds_done:.0f} of {gauges.rounds_asked:.0f} rounds are done"
+    rounds = rounds if gauges.rounds_asked else "no round has begun"  # the first server waits for its clients
     if gauges.state == STOPPED:
         return ENDED, f"the server stopped with an error; {rounds}. Its log says why"
     if gauges.state == FINISHED:

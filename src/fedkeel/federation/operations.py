@@ -10,9 +10,9 @@ from typing import Any
 
 from fedkeel.core.trees import Tree
 from fedkeel.engines.flower.node_registry import Watch
-from fedkeel.errors import RunError, explain_os_errors
+from fedkeel.errors import FolderError, RunError, explain_os_errors
 from fedkeel.federation.audit import AUDIT, AuditLog
-from fedkeel.federation.gauges import FINISHED, METRICS, STOPPED, Gauges
+from fedkeel.federation.gauges import FINISHED, METRICS, STOPPED, Gauges, read_gauges
 from fedkeel.federation.history import keep_checkpoint
 from fedkeel.federation.membership import beside
 from fedkeel.runs.finished_run import Run
@@ -62,6 +62,15 @@ class Operations(Watch):
         self.note("sent", round=round, model=digest({"params": params}), clients=list(clients))
 
     # ---- the run ---------------------------------------------------------------------------------------------------
+    def begin(self) -> None:
+        """Hear that a server is there, and waits for its clients: what the one before it left is no longer so."""
+        with contextlib.suppress(FolderError):  # there was none, or its numbers are damaged
+            before = read_gauges(beside(self.out, METRICS))
+            kept = ("rounds_done", "rounds_asked", "clients", "round_seconds", "loss", "accuracy")
+            self.gauges = Gauges(**{name: getattr(before, name) for name in kept})
+        self.gauges.touch()
+        self.write_gauges()
+
     def start(self, done: int, rounds: int, sizes: Sequence[int], **facts: Any) -> None:
         """Hear that the server has its clients and begins, or goes on."""
         self.gauges.rounds_done, self.gauges.rounds_asked = done, rounds

@@ -2,8 +2,6 @@
 
 # not `cells`, which would hide the module of that name
 from fedkeel.papers.cells import (
-    EVALUATIONS,
-    KINDS,
     PAPERS,
     QUESTIONS,
     Cell,
@@ -15,3 +13,4 @@ from fedkeel.papers.cells import (
     seeds_of,
     tables,
 )
+from fedkeel.papers.paper_file import EVALUATIONS, KINDS

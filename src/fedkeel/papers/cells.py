@@ -19,6 +19,7 @@ runs had been made.
 such differences as others have measured them (Check).
 The numbers stand in [table.values], a list for each row: 79.52, "77.02±0.79", "70.07?" (damaged in our text of the
 paper), "-" (the paper has none). A table without values is the sweep behind a figure: it lists its rows instead.
+A file of the user's own has the same words, but for `lr_matches`; `paper_file` checks it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from importlib.resources import files
 from typing import Any
 
 from fedkeel.errors import RequestError, nearest, require_known
+from fedkeel.papers.paper_file import FACTS, STRUCTURE, check_own, is_own, read_own, split_spec
 
 QUESTIONS = "questions"
 
@@ -42,23 +44,6 @@ PAPERS: dict[str, str] = {
     "fedfsa": "FedFSA: larger perturbations for sensitive layers",
     QUESTIONS: "Questions the papers leave open",
 }
-
-KINDS: dict[str, str] = {
-    "accuracy": "test accuracy in %",
-    "rounds": "rounds until the target accuracy",
-    "relative bytes": "bytes both ways until the target accuracy, over those of FedAvg's whole run",
-    "seconds per round": "wall-clock seconds of one round, its evaluation included, mean over the run",
-    "seconds": "wall-clock seconds until the target accuracy: rounds, times seconds per round",
-    "extra seconds per round": "wall-clock seconds of one round, less those of the paper's own method",
-}
-EVALUATIONS: dict[str, str] = {
-    "best": "the server model's best round on the test set",
-    "last": "the server model after the last round",
-    "personal best": "the best round of the clients' mean, each with its own model on its own test share; the final "
-    "tuning counts as a round",
-}
-FACTS = ("kind", "evaluation", "target", "source", "uncertain", "unmeasured", "lr_matches", "assumed", "note")
-STRUCTURE = ("name", "title", "rows", "columns", "values", "row", "column", "cell", "leads", "known", "unknown")
 
 Settings = Mapping[str, Any]
 
@@ -131,9 +116,8 @@ class Check:
 
 
 def find(spec: str) -> list[Cell]:
-    """Find the cells of "fedfft" or "fedfft:1"."""
-    paper, colon, table = spec.partition(":")
-    return cells(paper, table if colon else None)
+    """Find the cells of "fedfft", "fedfft:1" or "mine.toml:1"."""
+    return cells(*split_spec(spec))
 
 
 def cells(paper: str, table: str | None = None) -> list[Cell]:
@@ -149,7 +133,10 @@ def cells(paper: str, table: str | None = None) -> list[Cell]:
 def tables(paper: str) -> tuple[Table, ...]:
     """List the tables of a paper, in its order; then its text and its figures."""
     data = read(paper)
-    return tuple(expand(paper, data, table) for table in data["table"])
+    made = tuple(expand(paper, data, table) for table in data["table"])
+    for cell in (cell for table in made for cell in table.cells if is_own(paper)):
+        check_own(cell.experiment, cell.kind, cell.target, f"{cell.label} in table {cell.table} of {paper}")
+    return made
 
 
 def choices(paper: str) -> tuple[str, ...]:
@@ -193,7 +180,9 @@ def checks(paper: str) -> tuple[Check, ...]:
 
 
 def read(paper: str) -> dict[str, Any]:
-    """Read a paper's file as it is."""
+    """Read a paper's file as it is, or one of the user's own."""
+    if is_own(paper):
+        return read_own(paper)
     return read_file(require_known(paper, PAPERS, "unknown paper", "papers"))
 
 
@@ -223,7 +212,7 @@ def _layers(data: Settings, table: Settings, row: str, column: str, own: Setting
     rows = _named(data.get("rows", {}), table.get("row", {}), row)
     columns = _named(data.get("columns", {}), table.get("column", {}), column)
     plain: list[Settings] = [data["defaults"], shared, *rows, *columns, own]
-    dataset = next(layer["dataset"] for layer in reversed(plain) if "dataset" in layer)
+    dataset = next((layer["dataset"] for layer in reversed(plain) if "dataset" in layer), None)
     on_rows = [part for layer in rows for part in (layer, layer.get("on", {}).get(dataset, {}))]
     return [data["defaults"], data.get("on", {}).get(dataset, {}), shared, *on_rows, *columns, own]
 

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.core.trees import state_bytes
-from fedkeel.errors import FedkeelError, RequestError
-from fedkeel.importing import Trust
+from fedkeel.data.partition.own import OwnPartition
+from fedkeel.errors import FedkeelError, RequestError, UntrustedError
+from fedkeel.importing import Trust, untrusted
 from fedkeel.papers import PAPERS, Cell, find, seeds_of, tables
 from fedkeel.papers.cells import merged
 from fedkeel.papers.claims import CLAIMS, find_claimed_cells
 from fedkeel.papers.figures import find_figure
 from fedkeel.papers.ledger import Entry, cut_to, measured, standing
 from fedkeel.papers.order import ORDER, in_order
+from fedkeel.papers.paper_file import is_own, split_spec
 from fedkeel.papers.spectra import gather_spectra
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
@@ -59,8 +61,8 @@ def seeds_named(text: str, spec: str) -> list[int]:
     """The seeds of a paper, where "paper" is written in place of numbers; none where it is not."""
     if text != "paper":
         return []
-    paper = spec.partition(":")[0]
-    found = seeds_of(paper) if paper in PAPERS else ()
+    paper, _ = split_spec(spec)
+    found = seeds_of(paper) if paper in PAPERS or is_own(paper) else ()
     if not found:
         having = ", ".join(name for name in PAPERS if seeds_of(name))
         raise RequestError(
@@ -148,9 +150,19 @@ def length_of(cell: Cell, rounds: int | None) -> int:
 
 
 def experiment_of(cell: Cell, seed: int, rounds: int | None = None) -> Experiment:
-    """Make the cell's experiment, perhaps shortened. What it names comes from our tables, or was typed."""
+    """Make the cell's experiment, perhaps shortened. What it names comes from our tables, or was typed; what a file of
+    the user's own names is not imported."""
     data = dict(cell.experiment) | {"seed": seed, "rounds": length_of(cell, rounds)}
-    return Experiment.read(data, trust=Trust.TYPED)
+    if not is_own(cell.paper):
+        return Experiment.read(data, trust=Trust.TYPED)
+    try:
+        made = Experiment.read(data)
+        if isinstance(made.partition, OwnPartition) and made.partition.made is None:
+            raise untrusted(str(made.partition.settings["kind"]), "partition")
+        return made
+    except UntrustedError as error:
+        hint = "a paper's file names no code; `fedkeel run FILE --trust` trains it"
+        raise UntrustedError(error.message, hint) from None
 
 
 def obstacle(cell: Cell) -> FedkeelError | None:

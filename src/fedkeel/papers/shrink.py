@@ -44,8 +44,8 @@ def _shrunk(cell: Cell, kept: Collection[str]) -> dict[str, object]:
     partition = dict(made["partition"])
     if partition["kind"] not in ("dirichlet", "iid", "pathological"):
         partition = {"kind": "iid", "clients": 10}
-    if partition["kind"] == "pathological":
-        partition["classes"] = min(5, int(partition["classes"]))
+    if isinstance(partition.get("classes"), int):
+        partition["classes"] = min(5, partition["classes"])
     if "min_size" in partition:
         partition["min_size"] = 1
     made["partition"] = partition

@@ -7,7 +7,6 @@ from html import escape
 from itertools import product
 from operator import attrgetter, itemgetter
 
-from fedkeel.analysis.intervals import list_differences, paired_interval
 from fedkeel.problems.metrics import lower_is_better
 from fedkeel.report.content import Setting, group_id
 from fedkeel.report.series import RESULTS, Row, Spread
@@ -15,7 +14,7 @@ from fedkeel.report.source import Group
 from fedkeel.runs.environment import NOT_AVERAGED, keep_one_place
 from fedkeel.runs.own_code import describe_edits, sources_of
 from fedkeel.runs.record import MEANINGS
-from fedkeel.studies.compare import write_rounds
+from fedkeel.studies.compare import paired_differences, write_rounds
 from fedkeel.studies.cost_to_target import Spending
 from fedkeel.studies.publish import write_count
 from fedkeel.studies.run_groups import name_gaps
@@ -102,8 +101,7 @@ def differences(setting: Setting, measure: str) -> list[str]:
     told = []
     for group, word in product(setting.groups[1:], ("reported number",) if reports else ("best", "last")):
         first = results(setting.groups[0], word)
-        both = list_differences(results(group, word), first)
-        pairs = paired_interval(both) if both else None
+        pairs = paired_differences(results(group, word), first)
         if pairs is not None and pairs.low is not None and pairs.high is not None:
             mean, low, high = (f"{scale * value:+.3g}" for value in (pairs.mean, pairs.low, pairs.high))
             names = f"{word.capitalize()} of {group.label} less {word} of {setting.groups[0].label}"

@@ -1,4 +1,4 @@
-"""What a sweep chose, kept in its folder: its final runs, and the keys that every method could choose.
+"""What a sweep or a search chose, kept in its folder: its final runs, and the keys that every method could choose.
 
 Tuning scores settings on validation data and with one seed. Their runs stand beside the final ones, but a comparison on
 the test set is of the final ones alone.
@@ -19,7 +19,7 @@ CHOICE = "sweep.json"
 
 @dataclass(frozen=True)
 class Choice:
-    """The final runs of a sweep by the names of their folders, in its order, and what was `tuned` for each method."""
+    """The final runs by the names of their folders, in its order, and what was `tuned` for each method."""
 
     runs: Sequence[str]
     tuned: Collection[str]
@@ -31,13 +31,13 @@ class Choice:
 
 
 def write_choice(folder: Path, choice: Choice) -> None:
-    """Note what a sweep chose; the last sweep of a folder counts."""
+    """Note what was chosen; the last sweep or search of a folder counts."""
     data = {"runs": list(choice.runs), "tuned": sorted(choice.tuned)}
     write_text(folder / CHOICE, json.dumps(data, indent=2) + "\n")
 
 
 def read_choice(folder: Path) -> Choice | None:
-    """Read what a sweep chose; nothing where there was none, or an older version made it."""
+    """Read what was chosen; nothing where there was no sweep or search, or an older version made it."""
     data = read_json(folder / CHOICE)
     lists = [data.get(name) for name in ("runs", "tuned")]
     runs, tuned = ([one for one in found if isinstance(one, str)] if isinstance(found, list) else [] for found in lists)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from fedkeel.analysis.intervals import Interval, list_differences, paired_interval
+from fedkeel.analysis.intervals import Interval, Seeds, list_differences, paired_interval
 from fedkeel.errors import RequestError, explain_typos, require_known
 from fedkeel.runs.environment import keep_one_place
 from fedkeel.runs.finished_run import Run, load_run
@@ -194,7 +194,7 @@ def pair(group: RunGroup, baseline: RunGroup, name: str) -> list[float]:
     return list_differences(group.values(name), baseline.values(name))
 
 
-def paired_differences(mine: Mapping[int, float], other: Mapping[int, float]) -> Interval | None:
+def paired_differences(mine: Mapping[Seeds, float], other: Mapping[Seeds, float]) -> Interval | None:
     """Compute the mean difference over the seeds both have, with a Student interval; None where they share no seed."""
     differences = list_differences(mine, other)
     return paired_interval(differences) if differences else None

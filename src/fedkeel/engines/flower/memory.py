@@ -13,7 +13,7 @@ from pathlib import Path
 from flwr.app import Context
 
 from fedkeel.core.rule import State
-from fedkeel.core.states import Arrays, Damaged, from_arrays, read, to_arrays, write
+from fedkeel.core.states import PRIVATE, Arrays, Damaged, from_arrays, read, to_arrays, write
 from fedkeel.data.storage.line_file import append_line
 from fedkeel.engines.flower.records import Refused, digest, pack, unpack
 
@@ -34,6 +34,7 @@ def witness_file(folder: Path, client: int, identity: str) -> Path:
 
 def keep_witness(file: Path, round: int, head: str) -> None:
     """Keep the hash of the last line of the server's audit log: whoever makes that log anew has another one."""
+    file.parent.mkdir(PRIVATE, parents=True, exist_ok=True)
     append_line(file, json.dumps({"round": round + 1, "head": head[:64]}), json.loads)
 
 
@@ -88,4 +89,5 @@ class NodeMemory:
             for place, state in states.items():
                 more, layouts = to_arrays(state, f"{place}/")
                 arrays |= more
-            write(self.file, arrays, {"identity": self.identity, "layouts": layouts, "places": list(PLACES)})
+            facts = {"identity": self.identity, "layouts": layouts, "places": list(PLACES)}
+            write(self.file, arrays, facts, private=True)  # a state may tell of the site's data

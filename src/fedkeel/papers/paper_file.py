@@ -1,0 +1,165 @@
+"""The words of a paper's file, which `cells` explains; and how a file of the user's own is read and checked.
+
+A paper whose name ends in `.toml` is such a file: `fedkeel reproduce mine.toml:1`. Nothing in it runs code.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal
+
+from fedkeel.errors import ExperimentError, RequestError, explain_os_errors, require_known
+from fedkeel.ranges import Count, Seed
+from fedkeel.runs.experiment import Experiment
+from fedkeel.typed_values import check_keys, read_values, show_value
+from fedkeel.written_values import read_toml
+
+KINDS: dict[str, str] = {
+    "accuracy": "test accuracy in %",
+    "rounds": "rounds until the target accuracy",
+    "relative bytes": "bytes both ways until the target accuracy, over those of FedAvg's whole run",
+    "seconds per round": "wall-clock seconds of one round, its evaluation included, mean over the run",
+    "seconds": "wall-clock seconds until the target accuracy: rounds, times seconds per round",
+    "extra seconds per round": "wall-clock seconds of one round, less those of the paper's own method",
+}
+EVALUATIONS: dict[str, str] = {
+    "best": "the server model's best round on the test set",
+    "last": "the server model after the last round",
+    "personal best": "the best round of the clients' mean, each with its own model on its own test share; the final "
+    "tuning counts as a round",
+}
+FACTS = ("kind", "evaluation", "target", "source", "uncertain", "unmeasured", "lr_matches", "assumed", "note")
+STRUCTURE = ("name", "title", "rows", "columns", "values", "row", "column", "cell", "leads", "known", "unknown")
+
+# ---- a file of the user's own --------------------------------------------------------------------------------------
+OWN = ".toml"
+Named = dict[str, dict[str, Any]]
+Pairs = list[tuple[str, str]]
+FILE: dict[str, Any] = {
+    "title": str, "cite": str, "choices": list[str], "changed": list[str], "seeds": list[Seed], "leads": Pairs,
+    "checks": list[dict[str, Any]], "defaults": dict[str, Any], "on": Named, "rows": Named, "columns": Named,
+    "table": list[dict[str, Any]],
+}  # fmt: skip
+TABLE: dict[str, Any] = {
+    "name": str, "title": str, "rows": list[str], "columns": list[str], "values": dict[str, list[float | str]],
+    "row": Named, "column": Named, "cell": list[dict[str, Any]], "leads": Pairs, "known": list[str],
+    "unknown": list[str],
+}  # fmt: skip
+LAYER: dict[str, Any] = {
+    "kind": str, "evaluation": str, "target": float, "source": Literal["own run", "copied"], "uncertain": bool,
+    "unmeasured": str, "assumed": str, "note": str, "policy": dict[str, Any], "like": str, "on": Named, "dataset": str,
+}  # fmt: skip
+KNOWN = {
+    "kind": [kind for kind in KINDS if kind != "extra seconds per round"],  # less the method of the paper's own name
+    "evaluation": EVALUATIONS,
+}
+ELSEWHERE = ("seed", "problem", "data", "evaluation")  # keys of an experiment that a cell has not, or as a fact
+SETTINGS = ("policy", *(field.name for field in fields(Experiment) if field.name not in ELSEWHERE))
+NEEDED: dict[str, Any] = {
+    "dataset": str, "model": str, "method": dict[str, Any], "partition": dict[str, Any], "rounds": Count, "lr": float,
+    "batch_size": Count,
+}  # fmt: skip
+
+
+def is_own(paper: str) -> bool:
+    """Whether a paper is a file of the user's own."""
+    return paper.endswith(OWN)
+
+
+def split_spec(spec: str) -> tuple[str, str | None]:
+    """Part "fedfft:1" or "folder/mine.toml:1" into the paper and its table; None where no table is named."""
+    own, found, table = spec.partition(f"{OWN}:")
+    if found or is_own(spec):  # a path may have a colon of its own
+        return (f"{own}{OWN}", table) if found else (spec, None)
+    paper, colon, table = spec.partition(":")
+    return paper, table if colon else None
+
+
+def read_own(paper: str) -> dict[str, Any]:
+    """Read a file as the package's own are: every key that these have, each of its type."""
+    hint = "a whole one stands in docs/guides/papers.md; fedkeel/papers/fedscam.toml is a longer one"
+    with explain_os_errors(f"cannot read the paper {paper}", hint, RequestError):
+        text = Path(paper).read_bytes()
+    try:
+        data = read_toml(text.decode("utf-8").removeprefix("\ufeff"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"{paper} is not TOML: {error}", hint) from None
+    data = _read(data, FILE, paper)
+    if not data.get("table"):
+        raise RequestError(f"{paper} has no table.", "write [[table]], with its name, its columns and its values")
+    _check_layers(paper, {"defaults": data.get("defaults", {}), **data.get("on", {})})
+    _check_layers(paper, data.get("rows", {}), "on")
+    _check_layers(paper, data.get("columns", {}))
+    data["table"] = [_read_table(paper, data, table) for table in data["table"]]
+    names = [table["name"].lower() for table in data["table"]]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise RequestError(f"{paper} has two tables {twice[0]}.", "give each a name of its own")
+    return {"defaults": {}, "choices": []} | data
+
+
+def check_own(experiment: Mapping[str, Any], kind: str, target: float | None, where: str) -> None:
+    """Refuse a cell that lacks what every cell has; what else its experiment may be, `Experiment` says."""
+    if missing := [key for key in NEEDED if key not in experiment]:
+        raise ExperimentError(f"{where} lacks: {', '.join(missing)}", "write it under [defaults], or in its row")
+    read_values(experiment, NEEDED | {"lr_decay": float}, ExperimentError, where)
+    for key, word in (("method", "name"), ("partition", "kind")):
+        if not isinstance(experiment[key].get(word), str):
+            raise ExperimentError(f"the {key} of {where} lacks its {word}.", f'for example {key}.{word} = "…"')
+    if kind not in ("accuracy", "seconds per round") and target is None:
+        raise ExperimentError(f"{where} counts {kind}, and lacks a target.", "for example target = 75 (in %)")
+
+
+def _read_table(paper: str, data: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    shared = {word: value for word, value in table.items() if word not in STRUCTURE}
+    made = _read({word: value for word, value in table.items() if word in STRUCTURE}, TABLE, f"a table of {paper}")
+    if missing := [word for word in ("name", "title", "columns") if word not in made]:
+        raise RequestError(f"a table of {paper} lacks: {', '.join(missing)}", 'for example name = "1"')
+    where, columns, rows = f"table {made['name']} of {paper}", made["columns"], made.get("values", made.get("rows"))
+    if not rows or not columns:
+        raise RequestError(f"{where} has no cells.", "write columns and [table.values]; rows = […] has no numbers")
+    for row, numbers in made.get("values", {}).items():
+        if numbers and len(numbers) != len(columns):
+            raise RequestError(f"row {row!r} of {where} has {len(numbers)} values.", f"it has {len(columns)} columns")
+        if wrong := [number for number in numbers if not _is_number(number)]:
+            hint = 'write 79.5, "79.5±0.8", "79.5?" where it is in doubt, or "-" where there is none'
+            raise RequestError(f"a value of row {row!r} of {where} is no number: {show_value(wrong[0])}", hint)
+    _check_layers(where, {"its settings": shared})
+    for word, names, extra in (("row", rows, ("like", "on")), ("column", columns, ("like",))):
+        own, known = made.get(word, {}), data.get(f"{word}s", {})
+        check_keys([*own, *(str(cell.get(word)) for cell in made.get("cell", ()))], names, RequestError, where, word)
+        _check_layers(where, own, *extra)
+        for name in names:
+            like = own.get(name, {}).get("like")
+            if like not in known if like else name not in known and name not in own:
+                hint = f"write [{word}s.{json.dumps(like or name, ensure_ascii=False)}]"
+                raise RequestError(f"nothing says what {word} {like or name!r} of {where} is.", hint)
+    _check_layers(where, {f"cell {place}": cell for place, cell in enumerate(made.get("cell", ()), 1)}, "row", "column")
+    return shared | made
+
+
+def _is_number(given: float | str) -> bool:
+    value, sign, spread = str(given).removesuffix("?").partition("±")
+    try:
+        return (value == "-" and not sign) or all(isfinite(float(one)) for one in (value, *[spread] * bool(sign)))
+    except ValueError:
+        return False
+
+
+def _check_layers(where: str, layers: Mapping[str, Mapping[str, Any]], *extra: str) -> None:
+    """Refuse settings and facts that no cell has; `extra` are words of rows, columns or cells alone."""
+    words = (*(word for word in FACTS if word != "lr_matches"), *SETTINGS, *extra)
+    for name, layer in layers.items():
+        _read(layer, LAYER, f"{name!r} of {where}", words)
+        for word in KNOWN.keys() & layer.keys():
+            require_known(layer[word], KNOWN[word], f"{name!r} of {where} has an unknown {word}", f"words of {word}")
+        _check_layers(f"{name!r} of {where}", layer.get("on", {}))
+
+
+def _read(data: Mapping[str, Any], types: Mapping[str, Any], what: str, known: Collection[str] = ()) -> dict[str, Any]:
+    check_keys(data, known or types, RequestError, what, "key")
+    return read_values(data, types, RequestError, what)

@@ -1,0 +1,146 @@
+"""A paper of the user's own: it runs as the package's own do, runs no code, and every fault is one line with a hint."""
+
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from for_each import for_each
+
+from fedkeel.cli.main import call
+from fedkeel.errors import RequestError, UntrustedError
+from fedkeel.papers import find
+from fedkeel.papers.ledger import read
+from fedkeel.papers.paper_file import split_spec
+from fedkeel.papers.reproduce import experiment_of, obstacle, seeds_named
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "papers.md").read_text(encoding="utf-8")
+SOUND = re.search(r"```toml\n(# mine\.toml\n.*?)```", GUIDE, re.DOTALL)[1]
+
+
+@pytest.fixture
+def paper(tmp_path):
+    def write(*changes):
+        text = SOUND
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new, 1)
+        path = tmp_path / f"mine{len(list(tmp_path.iterdir()))}.toml"  # tables are read once
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+@pytest.mark.slow
+def test_the_paper_of_the_guide_runs_and_is_judged(paper, tmp_path, capsys):
+    mine, ledger = paper(), tmp_path / "my.jsonl"
+    where = ["--ledger", str(ledger), "--out", str(tmp_path / "runs"), "--no-progress"]
+    assert call(["reproduce", f"{mine}:1", "--rounds", "2", *where]) == 0
+    told = capsys.readouterr().out
+    assert "80.10 ± 0.50" in told
+    assert "2 of 4" in told
+    assert {(entry.paper, entry.row, entry.reported) for entry in read(ledger)} >= {(mine, "FedAvg", 70.0)}
+    assert call(["reproduce", mine, "--list"]) == call(["reproduce", f"{mine}:1", "--dry-run"]) == 0
+    assert call(["reproduce", f"{mine}:1", "--cell", "FedAvg, alpha 0.1", "--tiny", *where[2:]]) == 0
+
+
+def test_cells_are_what_the_layers_add_up_to(paper):
+    first, second, third, fourth = find(f"{paper(('lr = 0.1', 'lr = 0.5'))}:1")
+    assert (first.reported, second.reported, second.spread, fourth.reported) == (70.0, 80.1, 0.5, None)
+    assert first.experiment["partition"] == {"kind": "dirichlet", "clients": 10, "alpha": 0.1}
+    assert experiment_of(third, 3).plan.method.name == "fedprox"
+    assert experiment_of(third, 3).plan.lr == 0.5
+    assert seeds_named("paper", paper(("choices", "seeds = [4, 5]\nchoices"))) == [4, 5]
+    with pytest.raises(RequestError, match="has no table: 2"):
+        find(f"{paper()}:2")
+
+
+def test_a_path_may_have_a_colon():
+    assert split_spec("C:/papers/mine.toml:1") == ("C:/papers/mine.toml", "1")
+    assert split_spec("C:/papers/mine.toml") == ("C:/papers/mine.toml", None)
+    assert split_spec("fedfft:1") == ("fedfft", "1")
+    assert split_spec("fedfft") == ("fedfft", None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("lr = 0.1", 'lr = "fast"'),
+        ("lr = 0.1", "lrr = 0.1"),
+        ("lr = 0.1", ""),
+        ("lr = 0.1", "lr ="),
+        ("lr = 0.1", "seed = 1"),
+        ("lr = 0.1", 'lr_matches = "FedAvg"'),
+        ('dataset = "digits"', ""),
+        ("batch_size = 50", ""),
+        ('{kind = "dirichlet", clients = 10, alpha = 0.1}', '"dirichlet"'),
+        ('kind = "dirichlet", ', ""),
+        ("70.0", '"seventy"'),
+        ("70.0", "nan"),
+        ("70.0", "2020-01-01"),
+        ('[70.0, "80.1±0.5"]', "[70.0]"),
+        ('[70.0, "80.1±0.5"]', "70.0"),
+        ('"FedAvg" = [', '"FedAvgg" = ['),
+        ('columns = ["alpha 0.1"', 'columns = ["alpha 0.2"'),
+        ('columns = ["alpha 0.1", "alpha 1.0"]', ""),
+        ("[table.values]", "[table.vals]"),
+        ('{method = "fedavg"}', '"fedavg"'),
+        ('{method = "fedavg"}', '{method = "fedavg", note = 1}'),
+        ('{method = "fedavg"}', '{method = "fedavg", kind = "speed"}'),
+        ('{method = "fedavg"}', '{method = "fedavg", kind = "rounds"}'),
+        ('{method = "fedavg"}', '{method = "fedavg", evaluation = "first"}'),
+        ('{method = "fedavg"}', '{method = "fedavg", on.digits = 1}'),
+        ("[columns]", '[columns]\n"x" = {on.digits.lr = 1}'),
+        ('name = "1"', 'name = "1"\nrow."FedAvgg" = {lr = 1}'),
+        ('name = "1"', 'name = "1"\nrow."FedAvg" = {like = "FedAvgg"}'),
+        ('name = "1"', 'name = "1"\ncell = [{row = "FedAvg", column = "alpha 7"}]'),
+        ("[[table]]", '[[table]]\nname = "1"\ntitle = ""\nrows = ["FedAvg"]\ncolumns = ["alpha 0.1"]\n[[table]]'),
+        ("[[table]]", "[other]"),
+    ],
+)
+def test_a_fault_is_one_line_with_a_hint(old, new, paper):
+    mine = paper((old, new))
+    with pytest.raises(RequestError) as refused:
+        find(f"{mine}:1")
+    assert Path(mine).name in refused.value.message
+    assert "\n" not in refused.value.message
+    assert refused.value.hint
+
+
+def test_what_is_no_file_is_one_line(tmp_path):
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    for name in ("none", "folder", "bytes"):
+        with pytest.raises(RequestError, match=f"{name}.toml"):
+            find(str(tmp_path / f"{name}.toml"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('method = "fedavg"', 'method = "evil:made"'),
+        ('method = "fedavg"', 'method = {name = "x", gradient = [{rule = "evil:made"}]}'),
+        ('model = "logistic"', 'model = "evil:made"'),
+        ("lr = 0.1", 'lr = 0.1\nschedule = "evil:made"'),
+        ('kind = "dirichlet"', 'kind = "evil:made"'),
+    ],
+)
+def test_nothing_in_the_file_runs_code(old, new, paper, tmp_path, monkeypatch, capsys):
+    (tmp_path / "evil.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    one = ["--cell", "FedAvg, alpha 0.1", "--no-progress"]
+    assert call(["reproduce", f"{paper((old, new))}:1", *one]) in (1, 2)
+    assert "which is not run unasked" in "".join(capsys.readouterr())
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@for_each("old, new", [('"fedavg"', '"evil:made"'), ('kind = "dirichlet"', 'kind = "evil:made"')])
+def test_who_names_code_is_told_where_it_may_stand(old, new):
+    with TemporaryDirectory() as folder:
+        mine = Path(folder) / "mine.toml"
+        mine.write_text(SOUND.replace(old, new, 1), encoding="utf-8")
+        wrong = obstacle(find(f"{mine}:1")[0])
+    assert isinstance(wrong, UntrustedError)
+    assert "fedkeel run" in wrong.hint
