@@ -111,6 +111,13 @@ def behind_a_tanh(x: Tensor, _: nn.Linear) -> Tensor:
     return change_flat(x * turned.mean(), turned.contiguous()) * turned.mean()
 
 
+def one_for_all(x: Tensor, _: nn.Linear) -> Tensor:
+    kept = torch.ones(4)
+    seen = kept.view(2, 2)
+    kept.bernoulli_(0.5)
+    return x * seen.view(4)[:, None, None]
+
+
 SHARED: dict[str, Change] = {
     "rows": lambda x, _: change_flat(x, x.permute(0, 2, 3, 1).reshape(-1, 4)),
     "tokens": lambda x, _: change_flat(x, x.flatten(2).transpose(1, 2).contiguous()),
@@ -120,6 +127,7 @@ SHARED: dict[str, Change] = {
     "two": two_of_them,
     "behind a tanh": behind_a_tanh,
     "dropout": lambda x, _: (y := x.movedim(1, 3).contiguous(), F.dropout(y, inplace=True), x * y.mean())[2],
+    "one for all": one_for_all,
 }
 """Here one client has a copy, and a stack has none."""
 
@@ -164,12 +172,21 @@ FINE: dict[str, Change] = {
     "places": add_places,
     "parts": change_parts,
     "last and back": last_and_back,
+    "no dropout": lambda x, _: (y := x.movedim(1, 3).contiguous(), F.dropout(y, 0.0, inplace=True), x * y.mean())[2],
+}
+DROPPED: dict[str, Change] = {
+    "a part": lambda x, _: (F.dropout(x[:, :2], inplace=True), x)[1],
+    "a module": lambda x, _: (nn.Dropout(0.3, inplace=True)(x[:, 1]), x)[1],
+    "channels": lambda x, _: (F.dropout2d(x[:, :3], inplace=True), x)[1],
+    "of a norm": lambda x, _: (x := F.group_norm(x, 2), F.dropout(x[:, :2], inplace=True), x)[2],
+    "the whole": lambda x, _: (y := x[:, :2], F.dropout(x, inplace=True), x * y.mean())[2],
+    "numbers": lambda x, _: (y := x.new_ones(len(x), 4), y[:, :2].bernoulli_(0.5), x * y[:, :, None, None])[2],
 }
 
 
-@for_each("name", FINE)
+@for_each("name", [*FINE, *DROPPED])
 def test_what_is_changed_in_place_is_changed_as_for_one_client(name: str) -> None:
-    assert compare(FINE[name]) < 1e-12
+    assert compare((FINE | DROPPED)[name]) < 1e-12
 
 
 class Count(TorchDispatchMode):

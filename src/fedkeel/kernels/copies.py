@@ -137,6 +137,12 @@ class Copies:
         with torch.enable_grad():
             return value.clone()
 
+    def replace(self, value: Tensor) -> None:
+        """Note that a tensor's values are replaced, and not written to its memory, which others may share."""
+        x = take_off(value, self.level)[0]
+        own = StorageWeakRef(x.untyped_storage())
+        self.stale[own.cdata] = own
+
     def read(self, value: Tensor) -> None:
         """Refuse a tensor that would have been changed, or would not, where another was."""
         x = take_off(value, self.level)[0]

@@ -103,7 +103,8 @@ class StackedFunctions(KeyedDropout):
         if self.pending and (joined := self.join(func, args, kwargs)) is not None:
             return joined
         if self.copies.known and isinstance(args[0] if args else None, Tensor) and changes_in_place(func, kwargs):
-            self.write(args[0])
+            if func not in DRAWING:  # which may write nothing
+                self.write(args[0])
         if func in OPERATORS and (taken := self.take(OPERATORS[func], args, kwargs)) is not None:
             if OPERATORS[func] is not unbind:  # a shape
                 self.tally["stacked", name_of(func)] += 1
@@ -117,7 +118,12 @@ class StackedFunctions(KeyedDropout):
                 made = DRAWING[func](self.draw, *given, **options)
             if self.copies.images:
                 self.copies.follow(given, made)
-            return self.replace(args[0], made) if draws_in_place(func, args, kwargs) else made
+            if not draws_in_place(func, args, kwargs) or made is given[0]:
+                return made
+            if take_off(given[0], self.level)[1]:
+                return self.write(args[0]).copy_(made)
+            self.copies.replace(given[0])  # one for all clients cannot hold what each draws
+            return self.replace(args[0], made)
         if func in COMPOSITES:
             with self:
                 made = COMPOSITES[func](*args, **kwargs)
