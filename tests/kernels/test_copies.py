@@ -74,11 +74,20 @@ def behind(x: Tensor, _: nn.Linear) -> Tensor:
     return x * flat.mean(1)[:, None, None, None]
 
 
+def behind_a_norm(x: Tensor, _: nn.Linear) -> Tensor:
+    """The norm passes on what it was given: a copy, where that does not lie in one piece."""
+    half, flat = x[:, :2], x.flatten(2)
+    y = F.group_norm(half, 1).sin()
+    flat *= 3
+    return x * (half + y).mean()
+
+
 COPIED: dict[str, Change] = {
     "some of a view": lambda x, _: (zero_some(x.view(len(x), -1)), x)[1],
     "flat": lambda x, _: (x.flatten(1).relu_(), x)[1],
     "twice": lambda x, _: (F.relu(x.reshape(len(x), -1)[:, :9], inplace=True), zero_some(x.reshape(len(x), -1)), x)[2],
     "behind": behind,
+    "behind a norm": behind_a_norm,
     "in one piece already": lambda x, _: change_flat(x, x.contiguous()),
     "two channels": lambda x, _: change_flat(x, x[:, :2].flatten(1)),
     "dropout of a view": lambda x, _: (F.dropout(x.view(len(x), -1), inplace=True), x)[1],

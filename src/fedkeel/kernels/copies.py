@@ -71,14 +71,19 @@ class Copies:
             image = None if apart else self.image(x)
             alike = image is None or func not in RESHAPES or shares == is_view(func, x, image, y.shape[1:])
         if not alike and not shares:
-            one, other = (StorageWeakRef(tensor.untyped_storage()) for tensor in (x, y))
-            group = self.groups.setdefault(one.cdata, [one])
-            group.append(other)
-            self.groups[other.cdata] = group
+            self.pair(x, y)
         elif not alike and not apart:
             made = put_back(y, self.level) if made is source else made
             self.set_apart(made, y)
         return made
+
+    def pair(self, x: Tensor, y: Tensor) -> None:
+        """Note that one may be a copy of the other, in whose place it stands."""
+        one, other = (StorageWeakRef(tensor.untyped_storage()) for tensor in (x, y))
+        if one.cdata != other.cdata:
+            group = self.groups.setdefault(one.cdata, [one])
+            group.append(other)
+            self.groups[other.cdata] = group
 
     def image(self, x: Tensor) -> Image | None:
         """How a stacked tensor lies; None if as that of one client does, or as nothing that is known."""

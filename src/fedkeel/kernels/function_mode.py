@@ -161,9 +161,8 @@ class StackedFunctions(KeyedDropout):
             passes = isinstance(first, Tensor) and x.stacked and x.name is None and x.value.dtype == self.at.compute
             hole = self.stand_in(replace(result, given=first) if passes else result)
             own = {id(moment) for moment in result.changes}
-            self.moments.update(
-                (id(one), id(hole)) for one, part in zip(seen, found, strict=True) if id(part.value) in own
-            )
+            pairs = zip(seen, found, strict=True)
+            self.moments.update((id(one), id(hole)) for one, part in pairs if id(part.value) in own)
             return hole
         return map_tensors(partial(put_back, level=self.level), result)
 
@@ -247,6 +246,7 @@ class StackedFunctions(KeyedDropout):
         with outside():
             y, passed = norm.compute(relu)
             if passed is not None and norm.given is not None:
+                self.copies.pair(norm.x, passed)
                 self.replace(norm.given, put_back(passed, self.level))
             return put_back(y, self.level)
 
