@@ -17,12 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree
 
-from fedkeel.kernels import adapted, recurrent, row_norms
+from fedkeel.kernels import adapted, in_place, recurrent, row_norms
 from fedkeel.kernels import operators as of
 from fedkeel.kernels import pending_norms as norms
 from fedkeel.kernels.client_axis import current_level, map_tensors, outside, put_back, take_off
 from fedkeel.kernels.composites import COMPOSITES
-from fedkeel.kernels.in_place import COSTLY, RESHAPES, Copies, changes_in_place, name_of, rename
+from fedkeel.kernels.copies import Copies
+from fedkeel.kernels.in_place import ADD, ADD_IN_PLACE, RELU, RELU_IN_PLACE, changes_in_place, name_of, rename
 from fedkeel.kernels.keyed_dropout import DRAWING, Drop, KeyedDropout, draws_in_place, dropout
 from fedkeel.kernels.layers import GPU_TYPES
 from fedkeel.kernels.operators import Operand, StackedPass
@@ -58,18 +59,6 @@ OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     scan_lstm: recurrent.scan_lstm,
     recurrent.step_gru: recurrent.scan_gru,
 }
-RELU = {F.relu, torch.relu, Tensor.relu}
-RELU_IN_PLACE = {torch.relu_, Tensor.relu_}
-ADD = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
-ADD_IN_PLACE = {Tensor.add_, Tensor.__iadd__}
-DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
-REQUIRES_GRAD = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
-QUERIES = {
-    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda", "is_nested", "layout")),
-    REQUIRES_GRAD, Tensor.dim, Tensor.size, Tensor.numel, Tensor.__len__, Tensor.is_floating_point,
-    torch.is_floating_point, torch.numel, Tensor.is_complex, torch.is_complex,
-}  # fmt: skip
-"""What asks for a shape, a type or whether gradients flow, and never for values."""
 
 
 class StackedFunctions(KeyedDropout):
@@ -98,23 +87,24 @@ class StackedFunctions(KeyedDropout):
         self.pending: dict[int, PendingNorm] = {}
         self.moments: dict[int, int] = {}  # running moments, and the norm that waits and changes them
         self.values: dict[int, Tensor] = {}
-        self.copies = Copies()
+        self.copies = Copies(self.level)
         self.stand_ins: list[Tensor] = []  # alive, so that no other tensor gets the identity of one
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in QUERIES:
-            if func == REQUIRES_GRAD:
+        if func in in_place.QUERIES:
+            if func == in_place.REQUIRES_GRAD:
                 return self.needs_gradient(args[0])
-            return self.at.compute if func == DTYPE and id(args[0]) in self.names else func(*args, **kwargs)
+            return self.at.compute if func == in_place.DTYPE and id(args[0]) in self.names else func(*args, **kwargs)
         if current_level() != self.level:  # the network itself uses vmap or grad
             return func(*self.ready(args), **self.ready(kwargs))
         if self.pending and (joined := self.join(func, args, kwargs)) is not None:
             return joined
-        if self.copies.groups and args and isinstance(args[0], Tensor) and changes_in_place(func, kwargs):
-            self.copies.write(take_off(self.actual(args[0]), self.level)[0])
+        if self.copies.known and isinstance(args[0] if args else None, Tensor) and changes_in_place(func, kwargs):
+            if func not in DRAWING:  # which may write nothing
+                self.write(args[0])
         if func in OPERATORS and (taken := self.take(OPERATORS[func], args, kwargs)) is not None:
             if OPERATORS[func] is not unbind:  # a shape
                 self.tally["stacked", name_of(func)] += 1
@@ -126,23 +116,27 @@ class StackedFunctions(KeyedDropout):
                 made = self.drop(*given, **options)
             else:
                 made = DRAWING[func](self.draw, *given, **options)
-            if draws_in_place(func, args, kwargs):
-                self.values[id(args[0])] = made
-                self.stand_ins.append(args[0])
-            return made
+            if self.copies.images:
+                self.copies.follow(given, made)
+            if not draws_in_place(func, args, kwargs) or made is given[0]:
+                return made
+            if take_off(given[0], self.level)[1]:
+                return self.write(args[0]).copy_(made)
+            self.copies.replace(given[0])  # one for all clients cannot hold what each draws
+            return self.replace(args[0], made)
         if func in COMPOSITES:
             with self:
                 made = COMPOSITES[func](*args, **kwargs)
             if made is not None:
-                if func is Tensor.view:
-                    self.note_copy(self.actual(args[0]), made, always=True)
-                return made
-        if name_of(func) in COSTLY and self.concerns_clients((args, kwargs)):
-            self.tally["vmapped", name_of(func)] += 1
+                return self.copies.note(func, self.actual(args[0]), made) if func is Tensor.view else made
+        if (name := name_of(func)) in in_place.COSTLY and self.concerns_clients((args, kwargs)):
+            self.tally["vmapped", name] += 1
         given = self.ready(args)
         made = func(*given, **self.ready(kwargs))
-        if func in RESHAPES and given:
-            self.note_copy(given[0], made, always=False)
+        if func in in_place.SHAPES and given:
+            made = self.copies.note(func, given[0], made)
+        if self.copies.images and name not in in_place.COSTLY:
+            self.copies.follow(given, made)
         return made
 
     # ---- values ----------------------------------------------------------------------------------------------------
@@ -167,9 +161,8 @@ class StackedFunctions(KeyedDropout):
             passes = isinstance(first, Tensor) and x.stacked and x.name is None and x.value.dtype == self.at.compute
             hole = self.stand_in(replace(result, given=first) if passes else result)
             own = {id(moment) for moment in result.changes}
-            self.moments.update(
-                (id(one), id(hole)) for one, part in zip(seen, found, strict=True) if id(part.value) in own
-            )
+            pairs = zip(seen, found, strict=True)
+            self.moments.update((id(one), id(hole)) for one, part in pairs if id(part.value) in own)
             return hole
         return map_tensors(partial(put_back, level=self.level), result)
 
@@ -180,13 +173,8 @@ class StackedFunctions(KeyedDropout):
 
     def concerns_clients(self, given: Any) -> bool:
         """Whether some tensor among arguments has a client axis; without one, a function is called once for all."""
-        found: list[Tensor] = []
-
-        def note(value: Tensor) -> Tensor:
-            found.append(value)
-            return value
-
-        map_tensors(note, given)
+        found = list[Tensor]()
+        map_tensors(found.append, given)
         return any(id(value) in self.pending or take_off(value, self.level)[1] for value in found)
 
     def needs_gradient(self, value: Tensor) -> bool:
@@ -201,12 +189,20 @@ class StackedFunctions(KeyedDropout):
 
     def ready(self, given: Any) -> Any:
         """Replace stand-ins by values, and weights by weights in the precision of the arithmetic."""
-        if not (self.mixed or self.lowered or self.stand_ins or self.copies.stale):
+        if not (self.mixed or self.lowered or self.stand_ins or self.copies.changed):
             return given
         return map_tensors(self.actual, given)
 
-    def note_copy(self, given: Tensor, made: Tensor, *, always: bool) -> None:
-        self.copies.note(*(take_off(one, self.level)[0] for one in (given, made)), always=always)
+    def write(self, value: Tensor) -> Tensor:
+        """Return what a function may write into in the place of a tensor."""
+        given = self.actual(value)
+        own = self.copies.write(given)
+        return own if own is given else self.replace(value, own)
+
+    def replace(self, value: Tensor, made: Tensor) -> Tensor:
+        self.values[id(value)] = made
+        self.stand_ins.append(value)
+        return made
 
     def actual(self, value: Tensor) -> Tensor:
         one = id(value)
@@ -217,8 +213,8 @@ class StackedFunctions(KeyedDropout):
             self.values[one] = self.compute(self.pending.pop(one))
         if one in self.values:
             value = self.values[one]
-        if self.copies.stale:
-            self.copies.read(take_off(value, self.level)[0])
+        if self.copies.changed:
+            self.copies.read(value)
         if one in self.values:
             return value
         if self.mixed and one in self.names and one not in self.lowered:
@@ -250,8 +246,8 @@ class StackedFunctions(KeyedDropout):
         with outside():
             y, passed = norm.compute(relu)
             if passed is not None and norm.given is not None:
-                self.values[id(norm.given)] = put_back(passed, self.level)
-                self.stand_ins.append(norm.given)
+                self.copies.pair(norm.x, passed)
+                self.replace(norm.given, put_back(passed, self.level))
             return put_back(y, self.level)
 
     def find_waiting(self, given: Any) -> PendingNorm | None:
@@ -263,21 +259,21 @@ class StackedFunctions(KeyedDropout):
         """Join a shortcut or a ReLU to a norm that waits for it; compute norms before anything is changed in place."""
         first = args[0] if args else None
         norm = self.find_waiting(first)
-        in_place = changes_in_place(func, kwargs)
-        if norm is None and in_place and not (isinstance(first, Tensor) and not first.is_floating_point()):
+        changes = changes_in_place(func, kwargs)
+        if norm is None and changes and not (isinstance(first, Tensor) and not first.is_floating_point()):
             self.flush()  # not for the counters of batch norms
         if func in RELU or func in RELU_IN_PLACE:
             if norm is None:
                 return None
             self.tally["stacked", "relu"] += 1
             value = self.compute(norm, relu=True)
-            if in_place:
+            if changes:
                 del self.pending[id(first)]
                 self.values[id(first)] = value
             return value
         if (func in ADD or func in ADD_IN_PLACE) and len(args) == 2 and not kwargs:
             other = args[1]
-            if norm is None and not in_place:
+            if norm is None and not changes:
                 first, other, norm = other, first, self.find_waiting(other)
             if norm is None or norm.shortcut is not None or other is first or not isinstance(other, Tensor):
                 return None
@@ -285,7 +281,7 @@ class StackedFunctions(KeyedDropout):
             if not stacked or beside.shape != norm.x.shape:
                 return None
             self.tally["stacked", "add"] += 1
-            if in_place:
+            if changes:
                 self.pending[id(first)] = norm.add(beside)
                 return first
             return self.stand_in(norm.add(beside))
@@ -301,4 +297,4 @@ class StackedFunctions(KeyedDropout):
         for one, norm in list(self.pending.items()):
             if norm.changes:
                 self.values[one] = self.compute(self.pending.pop(one))
-        return _pytree.tree_map_only(Tensor, self.actual, output) if self.stand_ins or self.copies.stale else output
+        return _pytree.tree_map_only(Tensor, self.actual, output) if self.stand_ins or self.copies.changed else output

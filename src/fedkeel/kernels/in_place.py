@@ -1,4 +1,4 @@
-"""How functions that a network calls are named, which are costly, and which write into what they are given."""
+"""The functions that a network calls: their names, which are costly, and which write into what they are given."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-
-from fedkeel.errors import ModelError
 
 
 def name_of(func: Callable[..., Any]) -> str:
@@ -43,43 +41,28 @@ COSTLY = {
 }  # fmt: skip
 """Functions that take longer under vmap than their arithmetic does; a product of matrices is one product there too."""
 
-RESHAPES = {Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten, Tensor.ravel, torch.ravel}
-"""What is a view of one client's tensor in one piece, and a copy where a stack of them lies otherwise in memory."""
+RESHAPES = {
+    Tensor.reshape, torch.reshape, Tensor.reshape_as, Tensor.flatten, torch.flatten, Tensor.ravel, torch.ravel,
+    Tensor.contiguous,
+}  # fmt: skip
+"""What is a view or a copy, as memory lies: for one client it can be the one, and for a stack the other."""
 
+TURNS = {
+    *(getattr(of, name) for of in (torch, Tensor) for name in "permute transpose movedim moveaxis t".split()),
+    *(getattr(of, name) for of in (torch, Tensor) for name in ("swapaxes", "swapdims")),
+    *(getattr(Tensor, name).__get__ for name in ("T", "mT")),
+}
+SHAPES = RESHAPES | TURNS
 
-class Copies:
-    """Copies of stacked tensors where one client alone has a view: what is written into one is not seen in the other.
-
-    That is refused where the other is read afterwards.
-    """
-
-    def __init__(self) -> None:
-        self.groups: dict[int, list[StorageWeakRef]] = {}
-        self.stale: dict[int, StorageWeakRef] = {}  # a weak reference also keeps the identity from being given again
-
-    def note(self, source: Tensor, made: Tensor, *, always: bool) -> None:
-        """Note that one may be a copy of the other, where it is `always` a view for one client.
-
-        Else only of what lies as operators leave it, with channels last: other tensors are copied for one client too.
-        """
-        if not always and (source.dim() < 4 or not source.movedim(2, -1).is_contiguous()):
-            return
-        one, other = (StorageWeakRef(tensor.untyped_storage()) for tensor in (source, made))
-        if one.cdata != other.cdata:
-            group = self.groups.setdefault(one.cdata, [one])
-            group.append(other)
-            self.groups[other.cdata] = group
-
-    def write(self, value: Tensor) -> None:
-        """Note that something is written into a tensor."""
-        own = value.untyped_storage()._cdata
-        self.stale.update((ref.cdata, ref) for ref in self.groups.get(own, ()) if ref.cdata != own)
-
-    def read(self, value: Tensor) -> None:
-        """Refuse a tensor that would have been changed, had another not been its copy."""
-        if value.untyped_storage()._cdata in self.stale:
-            raise ModelError(
-                "this model cannot be stacked: it changes a reshaped tensor in place, and then reads what it was "
-                "reshaped from, or the other way round.",
-                "write into a new tensor (x = x * 2), or use --engine auto or serial",
-            )
+RELU = {F.relu, torch.relu, Tensor.relu}
+RELU_IN_PLACE = {torch.relu_, Tensor.relu_}
+ADD = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
+ADD_IN_PLACE = {Tensor.add_, Tensor.__iadd__}
+DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
+REQUIRES_GRAD = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+QUERIES = {
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda", "is_nested", "layout")),
+    REQUIRES_GRAD, Tensor.dim, Tensor.size, Tensor.numel, Tensor.__len__, Tensor.is_floating_point,
+    torch.is_floating_point, torch.numel, Tensor.is_complex, torch.is_complex,
+}  # fmt: skip
+"""What asks for a shape, a type or whether gradients flow, and never for values."""
