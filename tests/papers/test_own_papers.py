@@ -97,6 +97,9 @@ def test_a_path_may_have_a_colon():
         ('name = "1"', 'name = "1"\ncell = [{row = "FedAvg", column = "alpha 7"}]'),
         ("[[table]]", '[[table]]\nname = "1"\ntitle = ""\nrows = ["FedAvg"]\ncolumns = ["alpha 0.1"]\n[[table]]'),
         ("[[table]]", "[other]"),
+        ('name = "1"', 'name = "1"\nevaluation = "personal best"'),
+        ('name = "1"', 'name = "1"\nkind = "rounds"\ntarget = 0.75'),
+        ('name = "1"', 'name = "1"\nkind = "rounds"\ntarget = 101'),
     ],
 )
 def test_a_fault_is_one_line_with_a_hint(old, new, paper):

@@ -102,7 +102,7 @@ def read_own(paper: str) -> dict[str, Any]:
     return {"defaults": {}, "choices": []} | data
 
 
-def check_own(experiment: Mapping[str, Any], kind: str, target: float | None, where: str) -> None:
+def check_own(experiment: Mapping[str, Any], kind: str, evaluation: str, target: float | None, where: str) -> None:
     """Refuse a cell that lacks what every cell has; what else its experiment may be, `Experiment` says."""
     if missing := [key for key in NEEDED if key not in experiment]:
         raise ExperimentError(f"{where} lacks: {', '.join(missing)}", "write it under [defaults], or in its row")
@@ -112,6 +112,11 @@ def check_own(experiment: Mapping[str, Any], kind: str, target: float | None, wh
             raise ExperimentError(f"the {key} of {where} lacks its {word}.", f'for example {key}.{word} = "…"')
     if kind not in ("accuracy", "seconds per round") and target is None:
         raise ExperimentError(f"{where} counts {kind}, and lacks a target.", "for example target = 75 (in %)")
+    if target is not None and not 1 < target <= 100:
+        raise ExperimentError(f"the target of {where} is no accuracy in %: {target:g}", "target = 75 means 75 %")
+    if evaluation == "personal best" and "evaluation" not in experiment:
+        hint = "write how clients' models are judged, for example policy = {share = 0.2}"
+        raise ExperimentError(f"{where} is of the clients' own models, and lacks their policy.", hint)
 
 
 def _read_table(paper: str, data: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
