@@ -17,6 +17,8 @@ from fedkeel.papers.reproduce import experiment_of, obstacle, seeds_named
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "papers.md").read_text(encoding="utf-8")
 SOUND = re.search(r"```toml\n(# mine\.toml\n.*?)```", GUIDE, re.DOTALL)[1]
 
+CELL = '{row = "FedAvg", column = "alpha 0.1", lr = 0.2}'
+
 
 @pytest.fixture
 def paper(tmp_path):
@@ -100,6 +102,10 @@ def test_a_path_may_have_a_colon():
         ('name = "1"', 'name = "1"\nevaluation = "personal best"'),
         ('name = "1"', 'name = "1"\nkind = "rounds"\ntarget = 0.75'),
         ('name = "1"', 'name = "1"\nkind = "rounds"\ntarget = 101'),
+        ('name = "1"', 'name = "1"\nrows = ["FedAvg", "FedProx", "FedDyn"]'),
+        ('columns = ["alpha 0.1", "alpha 1.0"]', 'columns = ["alpha 0.1", "alpha 0.1"]'),
+        ('name = "1"', f'name = "1"\ncell = [{CELL}, {CELL}]'),
+        ('name = "1"', 'name = "1"\ncell = [{row = "FedAvg"}]'),
     ],
 )
 def test_a_fault_is_one_line_with_a_hint(old, new, paper):
@@ -109,6 +115,12 @@ def test_a_fault_is_one_line_with_a_hint(old, new, paper):
     assert Path(mine).name in refused.value.message
     assert "\n" not in refused.value.message
     assert refused.value.hint
+
+
+def test_a_partition_as_a_text_is_named_for_what_it_is(paper):
+    """A column's partition.alpha replaced it, and what was left lacked its kind."""
+    with pytest.raises(RequestError, match=r"partition of 'defaults' .* must be a table: 'dirichlet:clients=10'"):
+        find(paper(('{kind = "dirichlet", clients = 10, alpha = 0.1}', '"dirichlet:clients=10"')))
 
 
 def test_what_is_no_file_is_one_line(tmp_path):
