@@ -159,3 +159,16 @@ def test_who_names_code_is_told_where_it_may_stand(old, new):
         wrong = obstacle(find(f"{mine}:1")[0])
     assert isinstance(wrong, UntrustedError)
     assert "fedkeel run" in wrong.hint
+
+
+def test_a_skipped_cell_keeps_its_hint(paper, tmp_path, capsys):
+    mine = paper(
+        ('"fedavg"', '"fedavgg"'),
+        ('columns = ["alpha 0.1", "alpha 1.0"]', 'columns = ["alpha 0.1"]'),
+        ('"FedAvg" = [70.0, "80.1±0.5"]', '"FedAvg" = [70.0]'),
+        ('"FedProx" = [71.2, "-"]', ""),
+    )
+    assert (
+        call(["reproduce", f"{mine}:1", "--ledger", str(tmp_path / "my.jsonl"), "--out", str(tmp_path / "runs")]) == 1
+    )
+    assert "did you mean 'fedavg'?" in "".join(capsys.readouterr())

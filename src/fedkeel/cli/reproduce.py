@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedkeel.cli.callbacks import Keep
-from fedkeel.cli.console import complain, note, stdout
+from fedkeel.cli.console import complain, note, say, stderr, stdout
 from fedkeel.cli.options import Device, Engine, NoProgress, Precision, Workers
 from fedkeel.cli.pages import examples
 from fedkeel.cli.reproduction_tables import show_costs, show_known, show_tables, show_verdicts, write_pages
@@ -201,6 +201,7 @@ def carry_out(
     from fedkeel.papers.reproduce import done, experiment_of, folder_of, length_of, obstacle
 
     planned: dict[Path, tuple[Cell, Target]] = {}
+    hints: list[str | None] = []
     failed = 0
     shorter = (cell for cell in cells if length_of(cell, rounds) < length_of(cell, None))
     if cut := [cell for cell in shorter if follows_length(cell.experiment)]:
@@ -208,6 +209,7 @@ def carry_out(
     for cell in cells:
         if (wrong := obstacle(cell)) is not None:
             stdout().print(f"skipped  {cell.paper}:{cell.table} {cell.label}: {wrong.message}")
+            hints.append(wrong.hint)
             failed += 1
             continue
         for seed in seeds:
@@ -216,6 +218,8 @@ def carry_out(
             # the same experiment may be several cells
             if folder not in planned and not done(cell, seed, rounds, skipped):
                 planned[folder] = cell, Target(experiment, folder, cell.label)
+    for hint in dict.fromkeys(hint for hint in hints if hint):  # many cells may lack the same
+        say(stderr(), "hint", "bold yellow", hint)
     had = fetched(sorted({target.experiment.dataset or "" for _, target in planned.values()}), progress)
     ready = [target for _, target in planned.values() if (target.experiment.dataset or "") in had]
     machine = settle_engine(ready, machine) if len(ready) > 1 else machine
