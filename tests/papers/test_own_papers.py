@@ -172,3 +172,12 @@ def test_a_skipped_cell_keeps_its_hint(paper, tmp_path, capsys):
         call(["reproduce", f"{mine}:1", "--ledger", str(tmp_path / "my.jsonl"), "--out", str(tmp_path / "runs")]) == 1
     )
     assert "did you mean 'fedavg'?" in "".join(capsys.readouterr())
+
+
+def test_pages_have_no_paper_of_ones_own_and_say_so(paper, tmp_path, capsys):
+    (tmp_path / "my.jsonl").touch()
+    asked = ["reproduce", f"{paper()}:1", "--ledger", str(tmp_path / "my.jsonl")]
+    for page in ("--page", "--claims", "--gallery"):
+        assert call([*asked, page, str(tmp_path / "page")]) == 2
+        assert "the package's papers alone" in capsys.readouterr().err
+    assert not (tmp_path / "page").exists()

@@ -125,12 +125,16 @@ def reproduce(
     from fedkeel.papers.figures import find_figure, find_needs
     from fedkeel.papers.ledger import check_writable, read
     from fedkeel.papers.matched_rates import matched
+    from fedkeel.papers.paper_file import is_own, split_spec
     from fedkeel.papers.reproduce import chosen, obstacle, seeds_named, varied
     from fedkeel.papers.shrink import ROUNDS, WORDS, settings_shown, shrink
     from fedkeel.papers.spectra import has_tracked
     from fedkeel.studies.diagnose import DIAGNOSTICS
 
     if page or claims or gallery:
+        if spec is not None and is_own(split_spec(spec)[0]):
+            hint = f"leave out {spec}; `fedkeel reproduce {spec} --draw` prints its table from the ledger"
+            raise RequestError("the pages from the ledger have the package's papers alone.", hint)
         write_pages(page, claims, gallery, ledger)
         return
     if spec is None or list_:
