@@ -1,6 +1,7 @@
 """A paper of the user's own: it runs as the package's own do, runs no code, and every fault is one line with a hint."""
 
 import re
+from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -181,3 +182,12 @@ def test_pages_have_no_paper_of_ones_own_and_say_so(paper, tmp_path, capsys):
         assert call([*asked, page, str(tmp_path / "page")]) == 2
         assert "the package's papers alone" in capsys.readouterr().err
     assert not (tmp_path / "page").exists()
+
+
+def test_the_paper_that_hints_name_can_be_copied(tmp_path):
+    with pytest.raises(RequestError) as refused:
+        find(str(tmp_path / "none.toml"))
+    name = re.search(r"fedkeel/papers/(\w+)\.toml", refused.value.hint)[1]
+    copy = tmp_path / f"{name}.toml"
+    copy.write_text((files("fedkeel.papers") / copy.name).read_text(encoding="utf-8"), encoding="utf-8")
+    assert len(find(str(copy))) == len(find(name))

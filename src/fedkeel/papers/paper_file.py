@@ -83,7 +83,7 @@ def split_spec(spec: str) -> tuple[str, str | None]:
 
 def read_own(paper: str) -> dict[str, Any]:
     """Read a file as the package's own are: every key that these have, each of its type."""
-    hint = "a whole one stands in docs/guides/papers.md; fedkeel/papers/fedscam.toml is a longer one"
+    hint = "a whole one stands in docs/guides/papers.md; fedkeel/papers/fedwmsam.toml is a longer one"
     with explain_os_errors(f"cannot read the paper {paper}", hint, RequestError):
         text = Path(paper).read_bytes()
     try:
