@@ -1,6 +1,7 @@
 """A paper of the user's own: it runs as the package's own do, runs no code, and every fault is one line with a hint."""
 
 import re
+from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +17,8 @@ from fedkeel.papers.reproduce import experiment_of, obstacle, seeds_named
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "papers.md").read_text(encoding="utf-8")
 SOUND = re.search(r"```toml\n(# mine\.toml\n.*?)```", GUIDE, re.DOTALL)[1]
+
+CELL = '{row = "FedAvg", column = "alpha 0.1", lr = 0.2}'
 
 
 @pytest.fixture
@@ -97,6 +100,13 @@ def test_a_path_may_have_a_colon():
         ('name = "1"', 'name = "1"\ncell = [{row = "FedAvg", column = "alpha 7"}]'),
         ("[[table]]", '[[table]]\nname = "1"\ntitle = ""\nrows = ["FedAvg"]\ncolumns = ["alpha 0.1"]\n[[table]]'),
         ("[[table]]", "[other]"),
+        ('name = "1"', 'name = "1"\nevaluation = "personal best"'),
+        ('name = "1"', 'name = "1"\nkind = "rounds"\ntarget = 0.75'),
+        ('name = "1"', 'name = "1"\nkind = "rounds"\ntarget = 101'),
+        ('name = "1"', 'name = "1"\nrows = ["FedAvg", "FedProx", "FedDyn"]'),
+        ('columns = ["alpha 0.1", "alpha 1.0"]', 'columns = ["alpha 0.1", "alpha 0.1"]'),
+        ('name = "1"', f'name = "1"\ncell = [{CELL}, {CELL}]'),
+        ('name = "1"', 'name = "1"\ncell = [{row = "FedAvg"}]'),
     ],
 )
 def test_a_fault_is_one_line_with_a_hint(old, new, paper):
@@ -106,6 +116,12 @@ def test_a_fault_is_one_line_with_a_hint(old, new, paper):
     assert Path(mine).name in refused.value.message
     assert "\n" not in refused.value.message
     assert refused.value.hint
+
+
+def test_a_partition_as_a_text_is_named_for_what_it_is(paper):
+    """A column's partition.alpha replaced it, and what was left lacked its kind."""
+    with pytest.raises(RequestError, match=r"partition of 'defaults' .* must be a table: 'dirichlet:clients=10'"):
+        find(paper(('{kind = "dirichlet", clients = 10, alpha = 0.1}', '"dirichlet:clients=10"')))
 
 
 def test_what_is_no_file_is_one_line(tmp_path):
@@ -144,3 +160,34 @@ def test_who_names_code_is_told_where_it_may_stand(old, new):
         wrong = obstacle(find(f"{mine}:1")[0])
     assert isinstance(wrong, UntrustedError)
     assert "fedkeel run" in wrong.hint
+
+
+def test_a_skipped_cell_keeps_its_hint(paper, tmp_path, capsys):
+    mine = paper(
+        ('"fedavg"', '"fedavgg"'),
+        ('columns = ["alpha 0.1", "alpha 1.0"]', 'columns = ["alpha 0.1"]'),
+        ('"FedAvg" = [70.0, "80.1±0.5"]', '"FedAvg" = [70.0]'),
+        ('"FedProx" = [71.2, "-"]', ""),
+    )
+    assert (
+        call(["reproduce", f"{mine}:1", "--ledger", str(tmp_path / "my.jsonl"), "--out", str(tmp_path / "runs")]) == 1
+    )
+    assert "did you mean 'fedavg'?" in "".join(capsys.readouterr())
+
+
+def test_pages_have_no_paper_of_ones_own_and_say_so(paper, tmp_path, capsys):
+    (tmp_path / "my.jsonl").touch()
+    asked = ["reproduce", f"{paper()}:1", "--ledger", str(tmp_path / "my.jsonl")]
+    for page in ("--page", "--claims", "--gallery"):
+        assert call([*asked, page, str(tmp_path / "page")]) == 2
+        assert "the package's papers alone" in capsys.readouterr().err
+    assert not (tmp_path / "page").exists()
+
+
+def test_the_paper_that_hints_name_can_be_copied(tmp_path):
+    with pytest.raises(RequestError) as refused:
+        find(str(tmp_path / "none.toml"))
+    name = re.search(r"fedkeel/papers/(\w+)\.toml", refused.value.hint)[1]
+    copy = tmp_path / f"{name}.toml"
+    copy.write_text((files("fedkeel.papers") / copy.name).read_text(encoding="utf-8"), encoding="utf-8")
+    assert len(find(str(copy))) == len(find(name))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedkeel.cli.callbacks import Keep
-from fedkeel.cli.console import complain, note, stdout
+from fedkeel.cli.console import complain, note, say, stderr, stdout
 from fedkeel.cli.options import Device, Engine, NoProgress, Precision, Workers
 from fedkeel.cli.pages import examples
 from fedkeel.cli.reproduction_tables import show_costs, show_known, show_tables, show_verdicts, write_pages
@@ -125,12 +125,16 @@ def reproduce(
     from fedkeel.papers.figures import find_figure, find_needs
     from fedkeel.papers.ledger import check_writable, read
     from fedkeel.papers.matched_rates import matched
+    from fedkeel.papers.paper_file import is_own, split_spec
     from fedkeel.papers.reproduce import chosen, obstacle, seeds_named, varied
     from fedkeel.papers.shrink import ROUNDS, WORDS, settings_shown, shrink
     from fedkeel.papers.spectra import has_tracked
     from fedkeel.studies.diagnose import DIAGNOSTICS
 
     if page or claims or gallery:
+        if spec is not None and is_own(split_spec(spec)[0]):
+            hint = f"leave out {spec}; `fedkeel reproduce {spec} --draw` prints its table from the ledger"
+            raise RequestError("the pages from the ledger have the package's papers alone.", hint)
         write_pages(page, claims, gallery, ledger)
         return
     if spec is None or list_:
@@ -201,6 +205,7 @@ def carry_out(
     from fedkeel.papers.reproduce import done, experiment_of, folder_of, length_of, obstacle
 
     planned: dict[Path, tuple[Cell, Target]] = {}
+    hints: list[str | None] = []
     failed = 0
     shorter = (cell for cell in cells if length_of(cell, rounds) < length_of(cell, None))
     if cut := [cell for cell in shorter if follows_length(cell.experiment)]:
@@ -208,6 +213,7 @@ def carry_out(
     for cell in cells:
         if (wrong := obstacle(cell)) is not None:
             stdout().print(f"skipped  {cell.paper}:{cell.table} {cell.label}: {wrong.message}")
+            hints.append(wrong.hint)
             failed += 1
             continue
         for seed in seeds:
@@ -216,6 +222,8 @@ def carry_out(
             # the same experiment may be several cells
             if folder not in planned and not done(cell, seed, rounds, skipped):
                 planned[folder] = cell, Target(experiment, folder, cell.label)
+    for hint in dict.fromkeys(hint for hint in hints if hint):  # many cells may lack the same
+        say(stderr(), "hint", "bold yellow", hint)
     had = fetched(sorted({target.experiment.dataset or "" for _, target in planned.values()}), progress)
     ready = [target for _, target in planned.values() if (target.experiment.dataset or "") in had]
     machine = settle_engine(ready, machine) if len(ready) > 1 else machine

@@ -135,7 +135,8 @@ def tables(paper: str) -> tuple[Table, ...]:
     data = read(paper)
     made = tuple(expand(paper, data, table) for table in data["table"])
     for cell in (cell for table in made for cell in table.cells if is_own(paper)):
-        check_own(cell.experiment, cell.kind, cell.target, f"{cell.label} in table {cell.table} of {paper}")
+        where = f"{cell.label} in table {cell.table} of {paper}"
+        check_own(cell.experiment, cell.kind, cell.evaluation, cell.target, where)
     return made
 
 

@@ -53,6 +53,7 @@ TABLE: dict[str, Any] = {
 LAYER: dict[str, Any] = {
     "kind": str, "evaluation": str, "target": float, "source": Literal["own run", "copied"], "uncertain": bool,
     "unmeasured": str, "assumed": str, "note": str, "policy": dict[str, Any], "like": str, "on": Named, "dataset": str,
+    "partition": dict[str, Any],  # a text would be lost under a column's partition.alpha
 }  # fmt: skip
 KNOWN = {
     "kind": [kind for kind in KINDS if kind != "extra seconds per round"],  # less the method of the paper's own name
@@ -82,7 +83,7 @@ def split_spec(spec: str) -> tuple[str, str | None]:
 
 def read_own(paper: str) -> dict[str, Any]:
     """Read a file as the package's own are: every key that these have, each of its type."""
-    hint = "a whole one stands in docs/guides/papers.md; fedkeel/papers/fedscam.toml is a longer one"
+    hint = "a whole one stands in docs/guides/papers.md; fedkeel/papers/fedwmsam.toml is a longer one"
     with explain_os_errors(f"cannot read the paper {paper}", hint, RequestError):
         text = Path(paper).read_bytes()
     try:
@@ -102,7 +103,7 @@ def read_own(paper: str) -> dict[str, Any]:
     return {"defaults": {}, "choices": []} | data
 
 
-def check_own(experiment: Mapping[str, Any], kind: str, target: float | None, where: str) -> None:
+def check_own(experiment: Mapping[str, Any], kind: str, evaluation: str, target: float | None, where: str) -> None:
     """Refuse a cell that lacks what every cell has; what else its experiment may be, `Experiment` says."""
     if missing := [key for key in NEEDED if key not in experiment]:
         raise ExperimentError(f"{where} lacks: {', '.join(missing)}", "write it under [defaults], or in its row")
@@ -112,6 +113,11 @@ def check_own(experiment: Mapping[str, Any], kind: str, target: float | None, wh
             raise ExperimentError(f"the {key} of {where} lacks its {word}.", f'for example {key}.{word} = "…"')
     if kind not in ("accuracy", "seconds per round") and target is None:
         raise ExperimentError(f"{where} counts {kind}, and lacks a target.", "for example target = 75 (in %)")
+    if target is not None and not 1 < target <= 100:
+        raise ExperimentError(f"the target of {where} is no accuracy in %: {target:g}", "target = 75 means 75 %")
+    if evaluation == "personal best" and "evaluation" not in experiment:
+        hint = "write how clients' models are judged, for example policy = {share = 0.2}"
+        raise ExperimentError(f"{where} is of the clients' own models, and lacks their policy.", hint)
 
 
 def _read_table(paper: str, data: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,6 +128,11 @@ def _read_table(paper: str, data: Mapping[str, Any], table: Mapping[str, Any]) -
     where, columns, rows = f"table {made['name']} of {paper}", made["columns"], made.get("values", made.get("rows"))
     if not rows or not columns:
         raise RequestError(f"{where} has no cells.", "write columns and [table.values]; rows = […] has no numbers")
+    if unlisted := [row for row in made.get("rows", ()) if row not in rows]:
+        raise RequestError(
+            f"row {unlisted[0]!r} of {where} has no values.", 'give it some, or "-"; without it, drop rows'
+        )
+    _check_once(columns, f"{where} names column")
     for row, numbers in made.get("values", {}).items():
         if numbers and len(numbers) != len(columns):
             raise RequestError(f"row {row!r} of {where} has {len(numbers)} values.", f"it has {len(columns)} columns")
@@ -129,6 +140,10 @@ def _read_table(paper: str, data: Mapping[str, Any], table: Mapping[str, Any]) -
             hint = 'write 79.5, "79.5±0.8", "79.5?" where it is in doubt, or "-" where there is none'
             raise RequestError(f"a value of row {row!r} of {where} is no number: {show_value(wrong[0])}", hint)
     _check_layers(where, {"its settings": shared})
+    for place, cell in enumerate(made.get("cell", ()), 1):
+        if missing := [word for word in ("row", "column") if word not in cell]:
+            raise RequestError(f"cell {place} of {where} lacks its {missing[0]}.", f'for example {missing[0]} = "…"')
+    _check_once([f"{cell['row']}, {cell['column']}" for cell in made.get("cell", ())], f"{where} describes cell")
     for word, names, extra in (("row", rows, ("like", "on")), ("column", columns, ("like",))):
         own, known = made.get(word, {}), data.get(f"{word}s", {})
         check_keys([*own, *(str(cell.get(word)) for cell in made.get("cell", ()))], names, RequestError, where, word)
@@ -140,6 +155,11 @@ def _read_table(paper: str, data: Mapping[str, Any], table: Mapping[str, Any]) -
                 raise RequestError(f"nothing says what {word} {like or name!r} of {where} is.", hint)
     _check_layers(where, {f"cell {place}": cell for place, cell in enumerate(made.get("cell", ()), 1)}, "row", "column")
     return shared | made
+
+
+def _check_once(names: list[str], what: str) -> None:
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise RequestError(f"{what} {twice[0]!r} twice.", "once is enough: one of them would be lost")
 
 
 def _is_number(given: float | str) -> bool:
