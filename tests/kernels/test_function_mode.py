@@ -128,6 +128,15 @@ def test_a_network_that_computes_parts_again_for_the_gradient_is_refused_with_th
         describe_network(task_of(Checkpointed(4, 3), ((4,),)))
 
 
+def test_an_embedding_that_counts_how_often_rows_are_asked_for_is_refused() -> None:
+    """PyTorch's vmap gives rows that pad a slope, other than those of the first client."""
+    table = nn.Embedding(7, 3, padding_idx=0, scale_grad_by_freq=True)
+    inputs = torch.tensor([0, 1, 1, 2]), torch.tensor([0, 1, 2, 0])
+    task = Task(fk.Problem(model=table, loss=cross_entropy, clients=[inputs]))
+    with pytest.raises(ModelError, match="cannot be stacked: an embedding divides gradients by how often"):
+        describe_network(task)
+
+
 def test_short_batches_that_a_network_joins_are_refused() -> None:
     """Which of the joined samples only fill a batch up cannot be told."""
 
