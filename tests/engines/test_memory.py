@@ -108,3 +108,19 @@ def test_onednn_is_counted_by_layer_and_by_kind_of_convolution(monkeypatch):
     assert onednn_bytes([*same, other]) == 2 * 1000 + 2 * 500 + 3
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     assert onednn_bytes([*same, other]) == 3003 + 2 * PASSES * KERNEL
+
+
+def test_a_network_that_takes_directional_derivatives_is_measured_and_stacked():
+    """What torch.func.jvp wraps shows no memory of its own."""
+
+    class Bent(torch.nn.Linear):
+        def forward(self, x):
+            y, slope = torch.func.jvp(lambda t: t * self.bias, (super().forward(x),), (torch.ones(len(x), 3),))
+            return y.sin() + slope
+
+    torch.manual_seed(0)
+    clients = [(torch.randn(4, 6), torch.tensor([0, 1, 2, 0])) for _ in range(2)]
+    problem = fk.Problem(model=Bent(6, 3), loss=torch.nn.CrossEntropyLoss(reduction="none"), clients=clients)
+    exp = fk.Experiment(problem=problem, rounds=1, participation=1.0, epochs=1, batch_size=4, lr=0.1)
+    serial, stacked = (fk.run(exp, engine=name, device="cpu").server["params"].buffer for name in ("serial", "stacked"))
+    torch.testing.assert_close(stacked, serial, rtol=1e-5, atol=1e-6)

@@ -88,6 +88,8 @@ COPIED: dict[str, Change] = {
     "twice": lambda x, _: (F.relu(x.reshape(len(x), -1)[:, :9], inplace=True), zero_some(x.reshape(len(x), -1)), x)[2],
     "behind": behind,
     "behind a norm": behind_a_norm,
+    "behind an axis": lambda x, _: (flat := x[:, None].flatten(2), x.mul_(2), x * flat.mean())[2],
+    "behind an axis in place": lambda x, _: (x.unsqueeze_(1), f := x.flatten(2), x.mul_(2), x[:, 0] * f.mean())[3],
     "in one piece already": lambda x, _: change_flat(x, x.contiguous()),
     "two channels": lambda x, _: change_flat(x, x[:, :2].flatten(1)),
     "dropout of a view": lambda x, _: (F.dropout(x.view(len(x), -1), inplace=True), x)[1],

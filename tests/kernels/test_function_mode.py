@@ -65,6 +65,29 @@ class Floor(torch.autograd.Function):
         return dy
 
 
+class Negate(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.neg_()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.mark_dirty(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        return -dy
+
+
+def keep_gradient(x: Tensor) -> Tensor:
+    if torch.is_grad_enabled():
+        x = x + torch.ones(4, requires_grad=True)
+        x.retain_grad()
+    return x
+
+
 def test_a_network_that_cannot_be_stacked_is_refused_with_the_reason_and_its_place() -> None:
     class Curious(nn.Linear):
         def __init__(self, look: Callable[[Tensor], Tensor]) -> None:
@@ -83,6 +106,11 @@ def test_a_network_that_cannot_be_stacked_is_refused_with_the_reason_and_its_pla
         ("draws random numbers", lambda x: x + torch.randn(4)),
         ("writes into a tensor that it has made", lambda x: torch.zeros(len(x), 4).add_(x)),
         ("uses the data of a tensor", lambda x: x.data),
+        ("writes into a tensor that it has made", lambda x: torch.zeros(len(x), 4).scatter_add_(1, (x > 0).long(), x)),
+        ("asks for an order in memory", lambda x: x[..., None, None].to(memory_format=torch.channels_last).flatten(1)),
+        ("asks for an order in memory", lambda x: x.contiguous(memory_format=torch.preserve_format)),
+        ("keeps the gradient of a tensor", keep_gradient),
+        ("its own autograd.Function writes into what it is given", lambda x: Negate.apply(x * 1)),
         ("vmap does not know a function that it calls, div", lambda x: torch.div(x, 2, out=torch.empty_like(x))),
     ]
     for reason, look in odd:
@@ -98,6 +126,15 @@ def test_a_network_that_computes_parts_again_for_the_gradient_is_refused_with_th
 
     with pytest.raises(ModelError, match="cannot be stacked: it computes something again"):
         describe_network(task_of(Checkpointed(4, 3), ((4,),)))
+
+
+def test_an_embedding_that_counts_how_often_rows_are_asked_for_is_refused() -> None:
+    """PyTorch's vmap gives rows that pad a slope, other than those of the first client."""
+    table = nn.Embedding(7, 3, padding_idx=0, scale_grad_by_freq=True)
+    inputs = torch.tensor([0, 1, 1, 2]), torch.tensor([0, 1, 2, 0])
+    task = Task(fk.Problem(model=table, loss=cross_entropy, clients=[inputs]))
+    with pytest.raises(ModelError, match="cannot be stacked: an embedding divides gradients by how often"):
+        describe_network(task)
 
 
 def test_short_batches_that_a_network_joins_are_refused() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -13,7 +13,7 @@ from torch.utils import _pytree
 
 from fedkeel.errors import ModelError
 from fedkeel.kernels.client_axis import outside, put_back, take_off
-from fedkeel.kernels.in_place import RESHAPES
+from fedkeel.kernels.in_place import INSERTS, RESHAPES
 
 
 class Image(NamedTuple):
@@ -94,6 +94,13 @@ class Copies:
                 return None
             self.images[own.cdata] = own, image
         return self.images[own.cdata][1]
+
+    def see(self, func: Callable[..., Any], given: Sequence[Any]) -> None:
+        """Note how an image lies, before it is given a shape from which that is not seen."""
+        if func in INSERTS and given:
+            x, stacked = take_off(given[0], self.level)
+            if stacked and find_image(x) is not None:
+                self.image(x)
 
     def follow(self, given: Iterable[Any], made: Any) -> None:
         """Note that a function's results lie, or share memory, as what it was given does."""

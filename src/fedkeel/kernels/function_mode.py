@@ -132,6 +132,7 @@ class StackedFunctions(KeyedDropout):
         if (name := name_of(func)) in in_place.COSTLY and self.concerns_clients((args, kwargs)):
             self.tally["vmapped", name] += 1
         given = self.ready(args)
+        self.copies.see(func, given)
         made = func(*given, **self.ready(kwargs))
         if func in in_place.SHAPES and given:
             made = self.copies.note(func, given[0], made)
@@ -211,8 +212,7 @@ class StackedFunctions(KeyedDropout):
             self.values[waits] = self.compute(self.pending.pop(waits))
         if one in self.pending:
             self.values[one] = self.compute(self.pending.pop(one))
-        if one in self.values:
-            value = self.values[one]
+        value = self.values.get(one, value)
         if self.copies.changed:
             self.copies.read(value)
         if one in self.values:

@@ -53,6 +53,8 @@ TURNS = {
     *(getattr(Tensor, name).__get__ for name in ("T", "mT")),
 }
 SHAPES = RESHAPES | TURNS
+INSERTS = {Tensor.unsqueeze, torch.unsqueeze, Tensor.unsqueeze_, Tensor.__getitem__}
+"""What can put an axis between those by which an image is known."""
 
 RELU = {F.relu, torch.relu, Tensor.relu}
 RELU_IN_PLACE = {torch.relu_, Tensor.relu_}

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedkeel.core.trees import Tree
+from fedkeel.errors import ModelError
 from fedkeel.kernels.geometry import Geometry
 from fedkeel.kernels.gradient_slots import Slot
 from fedkeel.kernels.layers import GPU_TYPES, AddBias, Convolve, Embed, Multiply
@@ -190,6 +191,12 @@ def embedding(
     at: StackedPass, numbers: Operand, weight: Operand, padding_idx: int | None = None, max_norm: float | None = None,
     norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> Tensor | None:  # fmt: skip
+    if scale_grad_by_freq and weight.stacked and (padding_idx is not None or at.mask is not None):
+        raise ModelError(
+            "this model cannot be stacked: an embedding divides gradients by how often a batch asks for a row, and one "
+            "row pads, or samples fill a batch up.",
+            "leave out scale_grad_by_freq, or use --engine auto or serial",
+        )
     if max_norm is not None or scale_grad_by_freq:
         return None
     if not weight.stacked:

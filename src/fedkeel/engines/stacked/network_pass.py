@@ -179,6 +179,7 @@ def convert_output(output: Any, dtype: torch.dtype) -> Any:
 AS_IT_CAN = "use --engine auto or serial, which then trains one client after another, and not in bfloat16"
 COMPUTED_AGAIN = "it computes something again for the gradient, as torch.utils.checkpoint does"
 GRADIENTS_INSIDE = "it takes gradients of its own, for which torch.func.grad can be stacked"
+MEMORY_FORMAT = "it asks for an order in memory (memory_format), which can be left out: a stack has its own"
 REASONS = {
     "data-dependent control flow": "a turn that it takes depends on data",
     ".item()": "it reads a number out of a tensor",
@@ -192,6 +193,11 @@ REASONS = {
     "accessing `data`": "it uses the data of a tensor (.data), in place of which .detach() can be stacked",
     "inplace arithmetic": "it writes into a tensor that it has made itself",
     "doesn't match the broadcast shape": "it writes into a tensor that it has made itself",
+    "has more elements than `self`": "it writes into a tensor that it has made itself",
+    "marked as dirty": "its own autograd.Function writes into what it is given",
+    "channels_last": MEMORY_FORMAT,
+    "is_contiguous inside of vmap": MEMORY_FORMAT,
+    "retain_grad": "it keeps the gradient of a tensor (retain_grad)",
     "register a hook": "it has hooks on gradients",
     "as parameter": "it assigns parameters when it is called",
     "requires_grad_()": GRADIENTS_INSIDE,
