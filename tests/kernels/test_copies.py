@@ -59,6 +59,11 @@ def compare(change: Change) -> float:
     return max(far)
 
 
+def by_groups(x: Tensor, mix: nn.Linear) -> Tensor:
+    """A convolution by groups lies with clients inside of samples."""
+    return F.conv2d(x, mix.weight[:, :2, None, None], groups=2)
+
+
 def change_flat(x: Tensor, flat: Tensor) -> Tensor:
     flat *= 3
     return x * flat.square().mean()
@@ -92,6 +97,7 @@ COPIED: dict[str, Change] = {
     "behind an axis in place": lambda x, _: (x.unsqueeze_(1), f := x.flatten(2), x.mul_(2), x[:, 0] * f.mean())[3],
     "in one piece already": lambda x, _: change_flat(x, x.contiguous()),
     "two channels": lambda x, _: change_flat(x, x[:, :2].flatten(1)),
+    "groups": lambda x, mix: (y := by_groups(x, mix), change_flat(y, y.contiguous()))[1],
     "dropout of a view": lambda x, _: (F.dropout(x.view(len(x), -1), inplace=True), x)[1],
 }
 """What operators give lies with channels last, so that a stack of it is copied where one client has a view."""
@@ -149,6 +155,17 @@ def test_memory_that_is_shared_otherwise_is_not_taken_for_it(name: str) -> None:
         compare((COPIED | SHARED)[name])
 
 
+def test_steps_in_memory_are_those_of_one_client() -> None:
+    with pytest.raises(ModelError, match="it takes steps in memory"):
+        compare(lambda x, _: x * x.as_strided((4, 8), (144, 4)).mean())
+    assert compare(lambda x, _: x * x.contiguous().as_strided((4, 8), (144, 4)).mean()) < 1e-12
+
+
+def test_a_write_over_what_only_a_stack_keeps_for_its_slopes_is_refused() -> None:
+    with pytest.raises(ModelError, match="of which a gradient needs the old values"):
+        compare(lambda x, _: (y := x.index_select(1, torch.tensor([0, 1])), x.mul_(2), x * y.mean())[2])
+
+
 def add_places(x: Tensor, mix: nn.Linear) -> Tensor:
     """A ReLU keeps what it gave for its slopes: one client adds to a copy."""
     tokens = F.relu(x).flatten(2).transpose(1, 2).contiguous()
@@ -179,6 +196,8 @@ FINE: dict[str, Change] = {
     "copied for one, too": lambda x, _: (zero_some(x.transpose(2, 3).reshape(len(x), -1)), x)[1],
     "in turn": lambda x, _: x.mul_(2).view(len(x), -1).add_(1).view(len(x), 4, 6, 6),
     "pixels": lambda x, _: change_flat(x, x.flatten(2)),
+    "pixels of groups": lambda x, mix: (y := by_groups(x, mix), change_flat(y, y.flatten(2)))[1],
+    "groups not read": lambda x, mix: by_groups(x, mix).flatten(1).relu_().view(x.shape),
     "not copied": lambda x, _: change_flat(x, x[:, :, :2].flatten(1)),
     "places": add_places,
     "parts": change_parts,

@@ -15,6 +15,9 @@ from fedkeel.errors import ModelError
 from fedkeel.kernels.client_axis import outside, put_back, take_off
 from fedkeel.kernels.in_place import INSERTS, RESHAPES
 
+STRIDED = {Tensor.as_strided, torch.as_strided}
+LOOKS = INSERTS | STRIDED
+
 
 class Image(NamedTuple):
     """What has its channels last in a stack, as operators leave it, and first for one client."""
@@ -69,7 +72,10 @@ class Copies:
             alike = shares
         else:
             image = None if apart else self.image(x)
-            alike = image is None or func not in RESHAPES or shares == is_view(func, x, image, y.shape[1:])
+            unknown = image is None and has_clients_inside(x)
+            alike = func not in RESHAPES or (
+                shares or not unknown if image is None else shares == is_view(func, x, image, y.shape[1:])
+            )
         if not alike and not shares:
             self.pair(x, y)
         elif not alike and not apart:
@@ -96,11 +102,17 @@ class Copies:
         return self.images[own.cdata][1]
 
     def see(self, func: Callable[..., Any], given: Sequence[Any]) -> None:
-        """Note how an image lies, before it is given a shape from which that is not seen."""
-        if func in INSERTS and given:
-            x, stacked = take_off(given[0], self.level)
-            if stacked and find_image(x) is not None:
-                self.image(x)
+        """Note how an image lies, before it is given a shape from which that is not seen; refuse steps in memory."""
+        if func not in LOOKS or not given:
+            return
+        x, stacked = take_off(given[0], self.level)
+        if stacked and func in STRIDED and not x.is_contiguous():
+            raise ModelError(
+                "this model cannot be stacked: it takes steps in memory (as_strided) where a stack has another order.",
+                "call .contiguous() before, or use --engine auto or serial",
+            )
+        if stacked and find_image(x) is not None:
+            self.image(x)
 
     def follow(self, given: Iterable[Any], made: Any) -> None:
         """Note that a function's results lie, or share memory, as what it was given does."""
@@ -173,6 +185,11 @@ def find_image(x: Tensor) -> Image | None:
     if x.dim() < 4 or x.shape[2] == 1 or steps[2] != 1 or not 1 < steps[-1] < steps[1] or steps[1] % steps[-1]:
         return None
     return Image(steps[-1], steps[1] // steps[-1])
+
+
+def has_clients_inside(x: Tensor) -> bool:
+    """Tell whether the client axis lies within another, as vmap leaves what one call computes for all clients."""
+    return any(size > 1 and step > x.stride(0) for size, step in zip(x.shape[1:], x.stride()[1:], strict=True))
 
 
 def is_view(func: Callable[..., Any], x: Tensor, image: Image, shape: torch.Size) -> bool:

@@ -193,6 +193,7 @@ REASONS = {
     "accessing `data`": "it uses the data of a tensor (.data), in place of which .detach() can be stacked",
     "inplace arithmetic": "it writes into a tensor that it has made itself",
     "doesn't match the broadcast shape": "it writes into a tensor that it has made itself",
+    "modified by an inplace operation": "it writes into a tensor of which a gradient needs the old values, in a stack",
     "has more elements than `self`": "it writes into a tensor that it has made itself",
     "marked as dirty": "its own autograd.Function writes into what it is given",
     "channels_last": MEMORY_FORMAT,
