@@ -94,6 +94,8 @@ def test_a_path_may_have_a_colon():
         ('{method = "fedavg"}', '{method = "fedavg", kind = "rounds"}'),
         ('{method = "fedavg"}', '{method = "fedavg", evaluation = "first"}'),
         ('{method = "fedavg"}', '{method = "fedavg", on.digits = 1}'),
+        ("[columns]", "[on.cifar10]\nlr = 1\n[columns]"),
+        ('{method = "fedavg"}', '{method = "fedavg", on.digit.lr = 1}'),
         ("[columns]", '[columns]\n"x" = {on.digits.lr = 1}'),
         ('name = "1"', 'name = "1"\nrow."FedAvgg" = {lr = 1}'),
         ('name = "1"', 'name = "1"\nrow."FedAvg" = {like = "FedAvgg"}'),

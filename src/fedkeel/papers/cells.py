@@ -31,8 +31,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from fedkeel.errors import RequestError, nearest, require_known
-from fedkeel.papers.paper_file import FACTS, STRUCTURE, check_own, is_own, read_own, split_spec
+from fedkeel.errors import RequestError, nearest
+from fedkeel.papers.paper_file import FACTS, STRUCTURE, check_datasets, check_own, is_own, read_own, split_spec
 
 QUESTIONS = "questions"
 
@@ -134,9 +134,12 @@ def tables(paper: str) -> tuple[Table, ...]:
     """List the tables of a paper, in its order; then its text and its figures."""
     data = read(paper)
     made = tuple(expand(paper, data, table) for table in data["table"])
-    for cell in (cell for table in made for cell in table.cells if is_own(paper)):
-        where = f"{cell.label} in table {cell.table} of {paper}"
-        check_own(cell.experiment, cell.kind, cell.evaluation, cell.target, where)
+    if is_own(paper):
+        every = [cell for table in made for cell in table.cells]
+        for cell in every:
+            where = f"{cell.label} in table {cell.table} of {paper}"
+            check_own(cell.experiment, cell.kind, cell.evaluation, cell.target, where)
+        check_datasets(data, {cell.experiment["dataset"] for cell in every}, paper)
     return made
 
 
@@ -184,7 +187,11 @@ def read(paper: str) -> dict[str, Any]:
     """Read a paper's file as it is, or one of the user's own."""
     if is_own(paper):
         return read_own(paper)
-    return read_file(require_known(paper, PAPERS, "unknown paper", "papers"))
+    if paper not in PAPERS:
+        hint = nearest(paper, PAPERS, "papers")
+        own = "" if hint.endswith("?") else "; a paper of your own is a file whose name ends in .toml"
+        raise RequestError(f"unknown paper: {paper}", hint + own)
+    return read_file(paper)
 
 
 def read_file(name: str) -> dict[str, Any]:

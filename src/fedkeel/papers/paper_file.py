@@ -120,6 +120,14 @@ def check_own(experiment: Mapping[str, Any], kind: str, evaluation: str, target:
         raise ExperimentError(f"{where} is of the clients' own models, and lacks their policy.", hint)
 
 
+def check_datasets(data: Mapping[str, Any], used: Collection[str], paper: str) -> None:
+    """Refuse what is written `on` a data set that no cell has."""
+    rows = [row for part in (data.get("rows", {}), *(t.get("row", {}) for t in data["table"])) for row in part.values()]
+    for layer in (data, *rows):
+        for name in layer.get("on", {}):
+            require_known(name, used, f"no cell of {paper} has the data set that `on` names", "data sets of its cells")
+
+
 def _read_table(paper: str, data: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
     shared = {word: value for word, value in table.items() if word not in STRUCTURE}
     made = _read({word: value for word, value in table.items() if word in STRUCTURE}, TABLE, f"a table of {paper}")
