@@ -143,6 +143,7 @@ SHARED: dict[str, Change] = {
     "a part": a_part_of_it,
     "two": two_of_them,
     "behind a tanh": behind_a_tanh,
+    "turned in place": lambda x, _: (x.transpose_(0, 1), change_flat(x, x.flatten(1)).transpose(0, 1))[1],
     "dropout": lambda x, _: (y := x.movedim(1, 3).contiguous(), F.dropout(y, inplace=True), x * y.mean())[2],
     "one for all": one_for_all,
 }

@@ -13,10 +13,10 @@ from torch.utils import _pytree
 
 from fedkeel.errors import ModelError
 from fedkeel.kernels.client_axis import outside, put_back, take_off
-from fedkeel.kernels.in_place import INSERTS, RESHAPES
+from fedkeel.kernels.in_place import MOVES, RESHAPES
 
 STRIDED = {Tensor.as_strided, torch.as_strided}
-LOOKS = INSERTS | STRIDED
+LOOKS = MOVES | STRIDED
 
 
 class Image(NamedTuple):

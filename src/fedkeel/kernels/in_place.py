@@ -53,8 +53,11 @@ TURNS = {
     *(getattr(Tensor, name).__get__ for name in ("T", "mT")),
 }
 SHAPES = RESHAPES | TURNS
-INSERTS = {Tensor.unsqueeze, torch.unsqueeze, Tensor.unsqueeze_, Tensor.__getitem__}
-"""What can put an axis between those by which an image is known."""
+MOVES = {
+    Tensor.unsqueeze, torch.unsqueeze, Tensor.unsqueeze_, Tensor.__getitem__, Tensor.transpose_, Tensor.swapaxes_,
+    Tensor.swapdims_,
+}  # fmt: skip
+"""What can put an axis between those by which an image is known, or move them in place."""
 
 RELU = {F.relu, torch.relu, Tensor.relu}
 RELU_IN_PLACE = {torch.relu_, Tensor.relu_}
