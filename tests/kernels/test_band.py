@@ -57,6 +57,15 @@ def test_what_is_left_can_be_scaled_and_added_in_the_same_pass() -> None:
     assert float((high_pass_onto(buffer, scale, plus, spans) - wanted).abs().max()) < 1e-12
 
 
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+def test_compiled_code_gets_the_same() -> None:
+    """An operator that compiled code calls does not see the flag that conj() sets."""
+    buffer = torch.randn(2, 36864, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    spans = [0, 1, 36864, 1843]
+    compiled = torch.compile(partial(high_pass, spans=spans), backend="aot_eager", fullgraph=True, dynamic=False)
+    assert torch.equal(compiled(buffer), high_pass(buffer, spans))
+
+
 # many coefficients share a number of the short transform, or none do; lengths and short lengths that are odd
 LONG = [(110592, 552), (36864, 1843), (33075, 1653)]
 

@@ -70,11 +70,11 @@ def keep_band(z: Tensor, factors: Tensor, a: int) -> Tensor:
     q = torch.arange(factors.shape[-1], device=z.device)
     r = torch.minimum(q % a, -q % a)
     mirrored = q % a > a // 2
-    found = z[..., r]
+    found, conj = z[..., r], torch.conj_physical  # compiled code would not see the flag that conj() sets
     # the phase of the middle cancels between here and the way back
-    band = (torch.where(mirrored, found.conj(), found) * factors).sum(1, keepdim=True)
-    back = band * factors.conj()
-    back = torch.where(mirrored, back.conj(), back)
+    band = (torch.where(mirrored, conj(found), found) * factors).sum(1, keepdim=True)
+    back = band * conj(factors)
+    back = torch.where(mirrored, conj(back), back)
     alone = (q > 0) & (2 * r % a == 0)  # irfft counts these numbers once, and the others with their mirror image
     return torch.zeros_like(z).index_add_(-1, r, torch.where(alone, 2 * back, back))
 
