@@ -57,6 +57,7 @@ def test_what_is_left_can_be_scaled_and_added_in_the_same_pass() -> None:
     assert float((high_pass_onto(buffer, scale, plus, spans) - wanted).abs().max()) < 1e-12
 
 
+@pytest.mark.slow  # the compiler takes ten seconds
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own
 def test_compiled_code_gets_the_same() -> None:
     """An operator that compiled code calls does not see the flag that conj() sets."""
