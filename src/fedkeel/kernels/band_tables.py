@@ -1,8 +1,8 @@
 """Tables with which three launches remove the low bands of all short leaves, whatever their lengths.
 
 With n = a b as in `band`, a leaf is a × b numbers x[i, j]. A few functions φ_m(j) span all that the band does along j,
-so x becomes a × m numbers; a real Fourier matrix of a rows, small enough for a product, does the rest. Here a need not
-exceed twice the band: coefficients q that are equal modulo a share a row of the matrix, and φ tells them apart.
+so x becomes a × m numbers; a real Fourier matrix of a rows, small enough for a product, does the rest. As there,
+coefficients q that are equal modulo a share a row of the matrix, and φ tells them apart.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-THIN_FROM = 100_000  # below this length few launches matter more than few bytes
+SHORT_BELOW = 100_000  # for shorter leaves, few launches matter more than few bytes
 TALL, WIDE, COUNT, TURNS = 64, 128, 16, 32  # of a tile: rows and columns of x, functions, rows of a spectrum
 LONGEST = 1024  # a: beyond it the Fourier matrix costs too much
 EXACT = 1e-8  # relative size of the singular values left out; float32 rounds at 6e-8
@@ -52,7 +52,7 @@ def sine_functions(n: int, b: int, bins: int, exact: float) -> tuple[Tensor, Ten
 
 def form_of(n: int, bins: int) -> Form | None:
     """Find the form of a length with the widest rows; None where there is none that is small enough."""
-    if n >= THIN_FROM or 2 * (bins - 1) >= n:  # the last coefficient has no sine
+    if n >= SHORT_BELOW or 2 * (bins - 1) >= n:  # the last coefficient has no sine
         return None
     for b in range(min(n, WIDE), 0, -1):
         if n % b == 0 and n // b <= LONGEST:
