@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
@@ -10,11 +12,32 @@ from functools import cached_property
 from itertools import takewhile
 from math import isfinite
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 from fedkeel.errors import RequestError
 from fedkeel.text import split_words
 from fedkeel.typed_values import Refusal, show_value
+
+LARGEST = 4 * 2**20
+"""The most bytes of a file of plain data."""
+
+
+def read_toml_file(path: Path) -> dict[str, Any]:
+    """Read a file of plain data, or raise a TOMLDecodeError. An OSError refuses a device, a pipe with a name, and what
+    is larger than anyone writes: each could be read without end."""
+    mode = path.stat().st_mode
+    by_shell = stat.S_ISFIFO(mode) and str(path).startswith(("/dev/", "/proc/"))  # `<(…)` is /dev/fd/63
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or by_shell):
+        raise OSError(errno.EINVAL, "it is a device or a pipe, not a file")
+    with path.open("rb") as file:
+        body = file.read(LARGEST + 1)
+    if len(body) > LARGEST:
+        raise OSError(errno.EFBIG, f"it is larger than {LARGEST >> 20} MiB")
+    try:
+        return read_toml(body.decode("utf-8").removeprefix("\ufeff"))  # a mark of editors of Windows
+    except UnicodeDecodeError as error:
+        raise tomllib.TOMLDecodeError(f"it is not text ({error.reason})") from None
 
 
 def read_toml(text: str) -> dict[str, Any]:

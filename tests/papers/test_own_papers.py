@@ -11,9 +11,9 @@ from for_each import for_each
 from fedkeel.cli.main import call
 from fedkeel.errors import RequestError, UntrustedError
 from fedkeel.papers import find
-from fedkeel.papers.ledger import read
+from fedkeel.papers.ledger import Entry, append, read
 from fedkeel.papers.paper_file import split_spec
-from fedkeel.papers.reproduce import experiment_of, obstacle, seeds_named
+from fedkeel.papers.reproduce import OF_CELL, experiment_of, obstacle, seeds_named, settings_of
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "papers.md").read_text(encoding="utf-8")
 SOUND = re.search(r"```toml\n(# mine\.toml\n.*?)```", GUIDE, re.DOTALL)[1]
@@ -81,6 +81,13 @@ def test_a_path_may_have_a_colon():
         ('kind = "dirichlet", ', ""),
         ("70.0", '"seventy"'),
         ("70.0", "nan"),
+        ("70.0", '"70.0±-0.3"'),
+        ("70.0", '"70.0±nan"'),
+        ("70.0", '"70.0±inf"'),
+        ("70.0", '"70.0±"'),
+        ("[defaults]", 'leads = [["FedProx", "FedAvgg"]]\n[defaults]'),
+        ('name = "1"', 'name = "1"\nleads = [["FedProx", "FedAvgg"]]'),
+        ("[[table]]", '[[checks]]\ntable = "1"\n[[table]]'),
         ("70.0", "2020-01-01"),
         ('[70.0, "80.1±0.5"]', "[70.0]"),
         ('[70.0, "80.1±0.5"]', "70.0"),
@@ -124,6 +131,16 @@ def test_a_partition_as_a_text_is_named_for_what_it_is(paper):
     """A column's partition.alpha replaced it, and what was left lacked its kind."""
     with pytest.raises(RequestError, match=r"partition of 'defaults' .* must be a table: 'dirichlet:clients=10'"):
         find(paper(('{kind = "dirichlet", clients = 10, alpha = 0.1}', '"dirichlet:clients=10"')))
+
+
+@pytest.mark.parametrize("word", ["seed", "seeds"])
+@pytest.mark.parametrize("after", ["[defaults]", 'name = "1"'])
+def test_seeds_in_a_wrong_place_are_told_where_they_stand(word, after, paper):
+    """The nearest words were `assumed` and `steps`."""
+    with pytest.raises(RequestError, match=f"has no key: {word}\n") as refused:
+        find(paper((after, f"{after}\n{word} = [1]")))
+    assert "--seeds 0,1,2" in refused.value.hint
+    assert "above [defaults]" in refused.value.hint
 
 
 def test_what_is_no_file_is_one_line(tmp_path):
@@ -184,6 +201,37 @@ def test_pages_have_no_paper_of_ones_own_and_say_so(paper, tmp_path, capsys):
         assert call([*asked, page, str(tmp_path / "page")]) == 2
         assert "the package's papers alone" in capsys.readouterr().err
     assert not (tmp_path / "page").exists()
+
+
+def test_what_was_changed_is_told_with_the_open_choices(paper, tmp_path, capsys):
+    mine = paper(("[defaults]", 'changed = ["lr: 0.1; the first runs had 0.2."]\n[defaults]'))
+    assert call(["reproduce", f"{mine}:1", "--dry-run", "--ledger", str(tmp_path / "my.jsonl")]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "batch size: not stated; 50. changed after runs had been made: lr: 0.1; the first runs had 0.2." in told
+
+
+def test_leads_are_told_after_the_run_but_not_among_other_choices(paper, tmp_path, capsys):
+    mine, ledger = paper(("[defaults]", 'leads = [["FedProx", "FedAvg"]]\n[defaults]')), tmp_path / "my.jsonl"
+    for cell, best in zip(find(mine), (60.0, 70.0, 62.5, 70.0), strict=True):
+        known = {name: getattr(cell, name) for name in OF_CELL}
+        measured = dict.fromkeys(("measured", "best", "last", "mean_last"), best)
+        made = {"rounds": 4, "rounds_paper": 4, "seconds": 1.0, "fingerprint": "", "model_digest": cell.label}
+        append(Entry(**known, **measured, **made, seed=0, settings=settings_of(cell)), ledger)
+    asked = ["reproduce", f"{mine}:1", "--draw", "--ledger", str(ledger)]
+    assert call(asked) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "FedProx − FedAvg alpha 0.1 +1.20 +2.50 4 of 4 1" in told
+    assert "FedProx − FedAvg alpha 1.0 – +0.00 4 of 4 1" in told
+    assert call([*asked, "--try", "lr=0.1,0.2"]) == 0
+    assert "−" not in capsys.readouterr().out
+
+
+def test_half_a_line_of_the_ledger_is_told_once(paper, tmp_path, capsys):
+    """The command reads its ledger several times."""
+    ledger = tmp_path / "my.jsonl"
+    ledger.write_text('{"paper": "mi')
+    assert call(["reproduce", f"{paper()}:1", "--draw", "--ledger", str(ledger)]) == 0
+    assert " ".join(capsys.readouterr().err.split()).count("is not whole, and is left out") == 1
 
 
 def test_the_paper_that_hints_name_can_be_copied(tmp_path):

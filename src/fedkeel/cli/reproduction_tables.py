@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from fedkeel.text import duration, plural
 if TYPE_CHECKING:
     from fedkeel.papers import Cell, Table
     from fedkeel.papers.ledger import Entry
+    from fedkeel.papers.verdicts import Judgement
 
 
 def show_tables(spec: str | None) -> None:
@@ -92,7 +94,7 @@ def show_costs(
 
 def show_settings(cells: list[Cell]) -> None:
     """What each cell is run with, and what the paper leaves open."""
-    from fedkeel.papers import QUESTIONS, choices, seeds_of, tables
+    from fedkeel.papers import QUESTIONS, changes, choices, seeds_of, tables
     from fedkeel.papers.cells import collect_notes
 
     made = table(["cell", "data", "partition", "lr>", "the method's own"])
@@ -107,6 +109,8 @@ def show_settings(cells: list[Cell]) -> None:
         stdout().print(f"open in {paper}, and chosen:", style="bold")
         for line in choices(paper):
             stdout().print(f"  {line}")
+        for line in changes(paper):
+            stdout().print(f"  changed after runs had been made: {line}")
         if seeds := seeds_of(paper):
             stdout().print(f"  seeds: the paper's are {','.join(map(str, seeds))} (--seeds paper)")
         for one in tables(paper):
@@ -176,7 +180,8 @@ def show_verdicts(cells: list[Cell], ledger: Path) -> None:
     lines = read_lines(ledger)
     among = [cell for name in dict.fromkeys(f"{cell.paper}:{cell.table}" for cell in cells) for cell in find(name)]
     made = table(["cell", "reported>", "measured>", "difference>", "rounds>", "seeds>", "verdict!"])
-    for judged in judge(cells, keep_newest(lines), among, NoiseOfLedger(lines)):
+    every = judge(cells, keep_newest(lines), among, NoiseOfLedger(lines))
+    for judged in every:
         cell = judged.cell
         made.add_row(
             f"{cell.paper}:{cell.table} {cell.label}",
@@ -188,3 +193,23 @@ def show_verdicts(cells: list[Cell], ledger: Path) -> None:
             judged.words,
         )
     stdout().print(made)
+    show_leads(every)
+
+
+def show_leads(every: Sequence[Judgement]) -> None:
+    """How far rows are ahead of others, where the paper's file names such pairs; a table with choices tried has none,
+    as each of its cells stands there several times."""
+    from fedkeel.papers import tables
+    from fedkeel.papers.results_page import signed
+    from fedkeel.papers.verdicts import leads
+
+    made = table(["lead", "column", "reported>", "measured>", "rounds>", "seeds>"])
+    for paper, name in dict.fromkeys((one.cell.paper, one.cell.table) for one in every):
+        judged = [one for one in every if (one.cell.paper, one.cell.table) == (paper, name)]
+        if len({one.cell.place for one in judged}) < len(judged):
+            continue
+        for lead in leads(next(one for one in tables(paper) if one.name == name), judged):
+            numbers = signed(lead.reported), signed(lead.measured), f"{lead.round} of {lead.rounds}", str(lead.seeds)
+            made.add_row(f"{lead.row} − {lead.over}", lead.column, *numbers)
+    if made.row_count:
+        stdout().print(made)

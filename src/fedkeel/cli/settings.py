@@ -23,7 +23,7 @@ from fedkeel.methods.optimisers import name_optimiser
 from fedkeel.runs.experiment import TABLES, Experiment, note_new_default, with_field
 from fedkeel.text import split_words
 from fedkeel.typed_values import show_value
-from fedkeel.written_values import parse_value, read_toml
+from fedkeel.written_values import parse_value, read_toml_file
 
 MOST_SEEDS = 1000
 
@@ -143,14 +143,14 @@ def read_quick_start() -> dict[str, Any]:
 def read_file(file: Path, hint: str | None = None) -> dict[str, Any]:
     """An experiment file as plain data; `hint` says what to give where there is none."""
     try:
-        return read_toml(file.read_text(encoding="utf-8").removeprefix("\ufeff"))  # a mark of editors of Windows
+        return read_toml_file(file)
     except FileNotFoundError:
         raise RequestError(f"no such file: {file}", hint or guess_meaning(str(file))) from None
     except IsADirectoryError:
         raise RequestError(f"{file} is a folder, not an experiment file.", hint or guess_meaning(str(file))) from None
     except OSError as error:
-        raise RequestError(f"cannot read {file}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"cannot read {file}: {error.strerror}", hint or guess_meaning(str(file))) from None
+    except tomllib.TOMLDecodeError as error:
         hint = guess_meaning(str(file)) if file.suffix == ".py" else "it looks like: lr = 0.1"
         raise ExperimentError(f"{file} is not TOML: {error}", hint) from None
 

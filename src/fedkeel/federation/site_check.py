@@ -23,6 +23,7 @@ from fedkeel.core.round import init_client
 from fedkeel.core.trees import state_bytes
 from fedkeel.errors import FedkeelError, RequestError
 from fedkeel.text import byte_size, in_one_line, plural
+from fedkeel.written_values import read_toml_file
 
 OK, WARNING, FAILED = "ok", "warning", "failed"
 SOON = 14  # days before a certificate ends in which a site is warned
@@ -182,7 +183,7 @@ def check_work(app: Path, client: int, settings: Mapping[str, Any], trust: bool)
     state = os.environ.get("FEDKEEL_STATE") or f"~/.fedkeel/state-{client}"  # as supernode.sh has it
     settings = {"partition-id": client, "state-dir": state, **settings}
     try:
-        config = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
+        config = read_toml_file(app / "pyproject.toml")["tool"]["flwr"]["app"]["config"]
     except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
         yield Finding("app", FAILED, f"{app} is not an exported app: {in_one_line(error)}", "fedkeel export flower")
         return

@@ -19,7 +19,7 @@ runs had been made.
 such differences as others have measured them (Check).
 The numbers stand in [table.values], a list for each row: 79.52, "77.02±0.79", "70.07?" (damaged in our text of the
 paper), "-" (the paper has none). A table without values is the sweep behind a figure: it lists its rows instead.
-A file of the user's own has the same words, but for `lr_matches`; `paper_file` checks it.
+A file of the user's own has the same words, but for `lr_matches` and `checks`; `paper_file` checks it.
 """
 
 from __future__ import annotations

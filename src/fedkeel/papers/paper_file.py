@@ -9,7 +9,7 @@ import json
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from fedkeel.errors import ExperimentError, RequestError, explain_os_errors, req
 from fedkeel.ranges import Count, Seed
 from fedkeel.runs.experiment import Experiment
 from fedkeel.typed_values import check_keys, read_values, show_value
-from fedkeel.written_values import read_toml
+from fedkeel.written_values import read_toml_file
 
 KINDS: dict[str, str] = {
     "accuracy": "test accuracy in %",
@@ -42,8 +42,7 @@ Named = dict[str, dict[str, Any]]
 Pairs = list[tuple[str, str]]
 FILE: dict[str, Any] = {
     "title": str, "cite": str, "choices": list[str], "changed": list[str], "seeds": list[Seed], "leads": Pairs,
-    "checks": list[dict[str, Any]], "defaults": dict[str, Any], "on": Named, "rows": Named, "columns": Named,
-    "table": list[dict[str, Any]],
+    "defaults": dict[str, Any], "on": Named, "rows": Named, "columns": Named, "table": list[dict[str, Any]],
 }  # fmt: skip
 TABLE: dict[str, Any] = {
     "name": str, "title": str, "rows": list[str], "columns": list[str], "values": dict[str, list[float | str]],
@@ -65,6 +64,10 @@ NEEDED: dict[str, Any] = {
     "dataset": str, "model": str, "method": dict[str, Any], "partition": dict[str, Any], "rounds": Count, "lr": float,
     "batch_size": Count,
 }  # fmt: skip
+SEEDS = "seeds are given with the command: --seeds 0,1,2; the paper's own stand above [defaults]: seeds = [0, 1, 2]"
+PACKAGE = "it is for the package's own papers alone: leave it out"
+NOT_HERE = {"seed": SEEDS, "seeds": SEEDS, "checks": PACKAGE, "lr_matches": PACKAGE}
+"""Words that one expects where they are not, with a hint: the nearest known word would mislead."""
 
 
 def is_own(paper: str) -> bool:
@@ -85,11 +88,10 @@ def read_own(paper: str) -> dict[str, Any]:
     """Read a file as the package's own are: every key that these have, each of its type."""
     hint = "a whole one stands in docs/guides/papers.md; fedkeel/papers/fedwmsam.toml is a longer one"
     with explain_os_errors(f"cannot read the paper {paper}", hint, RequestError):
-        text = Path(paper).read_bytes()
-    try:
-        data = read_toml(text.decode("utf-8").removeprefix("\ufeff"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"{paper} is not TOML: {error}", hint) from None
+        try:
+            data = read_toml_file(Path(paper))
+        except tomllib.TOMLDecodeError as error:
+            raise RequestError(f"{paper} is not TOML: {error}", hint) from None
     data = _read(data, FILE, paper)
     if not data.get("table"):
         raise RequestError(f"{paper} has no table.", "write [[table]], with its name, its columns and its values")
@@ -97,6 +99,7 @@ def read_own(paper: str) -> dict[str, Any]:
     _check_layers(paper, data.get("rows", {}), "on")
     _check_layers(paper, data.get("columns", {}))
     data["table"] = [_read_table(paper, data, table) for table in data["table"]]
+    _check_leads(data, {row for table in data["table"] for row in _rows_of(table)}, paper)
     names = [table["name"].lower() for table in data["table"]]
     if twice := [name for name in names if names.count(name) > 1]:
         raise RequestError(f"{paper} has two tables {twice[0]}.", "give each a name of its own")
@@ -133,7 +136,7 @@ def _read_table(paper: str, data: Mapping[str, Any], table: Mapping[str, Any]) -
     made = _read({word: value for word, value in table.items() if word in STRUCTURE}, TABLE, f"a table of {paper}")
     if missing := [word for word in ("name", "title", "columns") if word not in made]:
         raise RequestError(f"a table of {paper} lacks: {', '.join(missing)}", 'for example name = "1"')
-    where, columns, rows = f"table {made['name']} of {paper}", made["columns"], made.get("values", made.get("rows"))
+    where, columns, rows = f"table {made['name']} of {paper}", made["columns"], _rows_of(made)
     if not rows or not columns:
         raise RequestError(f"{where} has no cells.", "write columns and [table.values]; rows = […] has no numbers")
     if unlisted := [row for row in made.get("rows", ()) if row not in rows]:
@@ -141,11 +144,12 @@ def _read_table(paper: str, data: Mapping[str, Any], table: Mapping[str, Any]) -
             f"row {unlisted[0]!r} of {where} has no values.", 'give it some, or "-"; without it, drop rows'
         )
     _check_once(columns, f"{where} names column")
+    _check_leads(made, rows, where)
     for row, numbers in made.get("values", {}).items():
         if numbers and len(numbers) != len(columns):
             raise RequestError(f"row {row!r} of {where} has {len(numbers)} values.", f"it has {len(columns)} columns")
         if wrong := [number for number in numbers if not _is_number(number)]:
-            hint = 'write 79.5, "79.5±0.8", "79.5?" where it is in doubt, or "-" where there is none'
+            hint = 'write 79.5, "79.5±0.8" (a spread is 0 or more), "79.5?" where it is in doubt, or "-" for none'
             raise RequestError(f"a value of row {row!r} of {where} is no number: {show_value(wrong[0])}", hint)
     _check_layers(where, {"its settings": shared})
     for place, cell in enumerate(made.get("cell", ()), 1):
@@ -165,6 +169,14 @@ def _read_table(paper: str, data: Mapping[str, Any], table: Mapping[str, Any]) -
     return shared | made
 
 
+def _rows_of(table: Mapping[str, Any]) -> Collection[str]:
+    return table.get("values", table.get("rows", ()))
+
+
+def _check_leads(data: Mapping[str, Any], rows: Collection[str], where: str) -> None:
+    check_keys([row for pair in data.get("leads", ()) for row in pair], rows, RequestError, where, "row")
+
+
 def _check_once(names: list[str], what: str) -> None:
     if twice := [name for name in names if names.count(name) > 1]:
         raise RequestError(f"{what} {twice[0]!r} twice.", "once is enough: one of them would be lost")
@@ -173,7 +185,7 @@ def _check_once(names: list[str], what: str) -> None:
 def _is_number(given: float | str) -> bool:
     value, sign, spread = str(given).removesuffix("?").partition("±")
     try:
-        return (value == "-" and not sign) or all(isfinite(float(one)) for one in (value, *[spread] * bool(sign)))
+        return (value == "-" and not sign) or (isfinite(float(value)) and 0 <= float(spread if sign else 0) < inf)
     except ValueError:
         return False
 
@@ -189,5 +201,8 @@ def _check_layers(where: str, layers: Mapping[str, Mapping[str, Any]], *extra: s
 
 
 def _read(data: Mapping[str, Any], types: Mapping[str, Any], what: str, known: Collection[str] = ()) -> dict[str, Any]:
-    check_keys(data, known or types, RequestError, what, "key")
+    known = known or types
+    if misplaced := [word for word in data if word in NOT_HERE and word not in known]:
+        raise RequestError(f"{what} has no key: {misplaced[0]}", NOT_HERE[misplaced[0]])
+    check_keys(data, known, RequestError, what, "key")
     return read_values(data, types, RequestError, what)

@@ -16,7 +16,7 @@ from fedkeel.errors import FolderError, RequestError, explain_os_errors
 from fedkeel.runs.checkpoint import list_checkpoints, round_of
 from fedkeel.runs.record import RoundRecord
 from fedkeel.text import make_printable, shorten
-from fedkeel.written_values import read_toml
+from fedkeel.written_values import read_toml_file
 
 log = logging.getLogger("fedkeel")
 
@@ -96,7 +96,8 @@ def read_settings(path: Path) -> dict[str, Any]:
     """Read the experiment.toml of a folder: a run's, or one that somebody wrote for an app."""
     file = path / EXPERIMENT
     try:
-        data = read_toml(read_text(file))
+        with explain_os_errors(f"cannot read {file}", UNREAD):
+            data = read_toml_file(file)
     except FolderError as error:
         if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
             raise

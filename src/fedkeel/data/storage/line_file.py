@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from filelock import lock_descriptor
@@ -62,7 +63,13 @@ def read_whole_lines(path: Path, read: Reader) -> list[bytes]:
     """Return the lines of a file; half a line at its end is left out, with a warning."""
     *lines, last = path.read_bytes().split(b"\n")
     if last.strip() and is_torn(last, read):
-        log.warning("the last line of %s is not whole, and is left out", path)
+        _warn_of_half(path, last)
     else:
         lines.append(last)
     return lines
+
+
+@cache
+def _warn_of_half(path: Path, last: bytes) -> None:
+    """Warn of half a line: once, though a command reads its file several times."""
+    log.warning("the last line of %s is not whole, and is left out", path)
