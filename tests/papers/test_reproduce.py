@@ -537,6 +537,15 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
     assert f"leads FedAvg on ResNet-20 {lead} points at Dirichlet 0.1 {ends}; its paper has {reported})" in said
     lead, ends, found = sure("filter-over-fedavg", "SpecGradFilter − FedAvg, cifar10, 0.6", "confirmed")
     assert f"and {lead} at 0.6 {ends}; {found.difference.reported:.2f})" in said
+    for other in ("FedDyn", "SCAFFOLD", "FedSAM", "FedCM"):
+        lead, ends, found = sure("filter-over-others", f"SpecGradFilter − {other}, cifar100, 0.1", "confirmed")
+        assert f"{other} {lead} {ends}; {found.difference.reported:.2f})" in said
+    for other in ("FedProx", "SCAFFOLD", "FedAWA"):
+        name = f"{other} + SpecGradFilter − {other}, cifar10, resnet20"
+        lead, ends, found = sure("filter-plugs-in", name, "confirmed")
+        assert re.search(
+            rf"to {other} (it lifts it )?{re.escape(f'{lead} {ends}; {found.difference.reported:.2f})')}", said
+        )
     lead, ends, found = sure("fft-over-sam", "FedFFT-D − FedSAM-D, cifar10, 0.1", "confirmed")
     assert f"FedFFT-D leads FedSAM-D {lead} {ends}; {found.difference.reported:.2f})" in said
     lead, ends, found = sure("fft-over-rivals", "FedFFT-D − FedLESAM-D, cifar10, 0.1", "confirmed")
@@ -564,6 +573,7 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
         ("fft-over-rivals", "FedFFT-D − FedSMOO-D, cifar10, 0.1", "undecided", "three seeds; {:.2f})", 1),
         ("fft-over-rivals", "FedFFT-D − FedGloSS-D, cifar10, 0.1", "undecided", "three seeds)", -1),
         ("scam-competitive", "FedSCAM − FedLESAM, fashion-mnist, 0.1", "undecided", "six seeds; {:.2f})", -1),
+        ("fft-low-band", "Low-frequency (FedFFT) − Random filtering, 0.1", "undecided", "two seeds; {:.2f})", 1),
         ("fsa-sensitive-layers", "FedFSA − Reverse, cifar100, lenet", "contradicted", "two seeds)", -1),
     ):
         found = findings[claim, name]

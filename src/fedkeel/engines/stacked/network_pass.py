@@ -195,6 +195,7 @@ REASONS = {
     "doesn't match the broadcast shape": "it writes into a tensor that it has made itself",
     "modified by an inplace operation": "it writes into a tensor of which a gradient needs the old values, in a stack",
     "has more elements than `self`": "it writes into a tensor that it has made itself",
+    "refers to a single memory location": "it writes into a tensor that it has made itself",  # torch 2.11
     "marked as dirty": "its own autograd.Function writes into what it is given",
     "channels_last": MEMORY_FORMAT,
     "is_contiguous inside of vmap": MEMORY_FORMAT,
