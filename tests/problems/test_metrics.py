@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import fedkeel as fk
 from fedkeel.errors import ExperimentError, RequestError
-from fedkeel.problems.metrics import find_metrics, lower_is_better, name_metrics, tells_direction
+from fedkeel.problems.metrics import find_metrics, lower_is_better, name_metrics, read_as_loss, tells_direction
 from fedkeel.problems.task import Task
 from problems import small_problem
 
@@ -205,6 +205,24 @@ def test_targets_that_name_no_class_are_scored_nowhere():
             assert value_of(name, *pixels) == pytest.approx(expected, rel=1e-12), name
     for name in (*NAMES, "iou"):
         assert np.isnan(value_of(name, output, torch.full_like(target, -100))), name
+
+
+@for_each("ignored", [0, 2])
+def test_a_class_that_the_loss_ignores_is_none_that_others_are_ranked_against(ignored):
+    """Its chance stays, as for sites and torchmetrics; a class without a sample has no value still."""
+    output, target = predictions(classes=4, samples=60)
+    left, counted = [label for label in range(4) if label != ignored], target != ignored
+    chance, labels = output.double().softmax(-1)[counted][:, left], F.one_hot(target, 4)[counted][:, left]
+    pixels = output.reshape(10, 6, 4).movedim(-1, 1), target.reshape(10, 6)
+    loss = nn.CrossEntropyLoss(ignore_index=ignored)
+    score = theirs.roc_auc_score, theirs.average_precision_score
+    for name, expected in zip(("auc", "average_precision"), (one(labels, chance) for one in score), strict=True):
+        metric = read_as_loss(find_metrics(name)[name], loss, ignored)
+        for given in ((output, target), (output[counted], target[counted]), pixels):
+            assert metric(*given) == pytest.approx(expected, rel=1e-12), name
+        some = target != left[0]
+        assert np.isnan(metric(output[some], target[some])), name
+        assert np.isnan(metric(output[:, :3], target.clamp(max=1) * 2)), name
 
 
 def test_torchmetrics_by_name(monkeypatch):

@@ -1,5 +1,8 @@
 """What a user's own loss, targets, network and `prepare` do that one sample does not show."""
 
+from dataclasses import replace
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -122,6 +125,16 @@ def test_a_batch_of_ignored_labels_has_no_loss_and_no_gradient(loss):
     for run in runs:
         for name, leaf in network.items():
             torch.testing.assert_close(run.params[name].cpu(), leaf.detach())
+
+
+@for_each(("method", "engine"), list(product(["fedlw", "fedlwsam"], ["serial", "stacked"])))
+def test_a_client_without_labels_has_no_weight_by_its_loss(method, engine):
+    """A loss of 0 would be the best of all, and the server would stay where it is."""
+    target, given = Y.clone(), problem()
+    target[2::3] = -100
+    silent = train(problem(target=target), engine, method=method)
+    absent = train(replace(given, clients=given.clients[:2]), engine, method=method)
+    torch.testing.assert_close(silent.params, absent.params, rtol=0, atol=1e-12)
 
 
 @for_each("engine", ["serial", "stacked"])

@@ -108,6 +108,40 @@ def test_losses_and_validation_shares_choose_too():
     assert (run.kept["test"].round, run.kept["own"].round) == (of_test, found.index(max(found)) + 1)
 
 
+# rounds 1 to 8 of a run: a last round that is scored as such alone, and is better than those before it
+WALKS = [
+    ("loss", {"lr": 0.3}, 7, 8),  # and than those after it
+    ("accuracy", {"lr": 2.0}, 5, None),  # none after it is better than those before it
+]
+
+
+@pytest.mark.parametrize(("metric", "walk", "short", "best"), WALKS)
+def test_a_run_that_goes_on_keeps_the_best_of_its_evaluated_rounds(metric, walk, short, best, tmp_path, caplog):
+    once = train(tmp_path / "longer", [fk.KeepBest(metric)], evaluate_every=2, rounds=short, **walk)
+    assert once.kept["best"].round == short
+    longer, whole = (
+        train(tmp_path / name, [fk.KeepBest(metric)], evaluate_every=2, **walk) for name in ("longer", "whole")
+    )
+    assert longer.best == whole.best
+    assert longer.result["best_round"] == whole.result["best_round"]
+    told = f"the best model is that of round {short}, where the run once ended"
+    if best is None:
+        assert (longer.kept["best"].round, whole.kept["best"].round) == (short, whole.result["best_round"])
+        assert told in caplog.text
+    else:
+        assert whole.kept["best"].round == best
+        assert final_bytes(tmp_path / "longer") == final_bytes(tmp_path / "whole")
+        assert told not in caplog.text
+
+
+def test_a_run_that_goes_on_is_stopped_where_a_longer_one_is(tmp_path):
+    stopper, walk = fk.EarlyStop("accuracy", patience=4), {"evaluate_every": 2, "lr": 2.0}
+    train(tmp_path / "longer", [stopper], rounds=5, **walk)
+    for name in ("longer", "whole"):
+        assert train(tmp_path / name, [stopper], rounds=12, **walk).result["stopped"]["round"] == 8
+    assert final_bytes(tmp_path / "longer") == final_bytes(tmp_path / "whole")
+
+
 def waiting_time(output, target):
     return (output.argmax(-1) != target).float()
 

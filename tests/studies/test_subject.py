@@ -1,6 +1,7 @@
 """A run put back on its data, and the files that `analyse` leaves in its folder."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 import fedkeel as fk
 from fedkeel.analysis.curvature import gradient, loss_value
 from fedkeel.analysis.filtered import by
+from fedkeel.cli.analyse import list_facts
 from fedkeel.studies.diagnose import DIAGNOSTICS, analyse, measure_landscape, read_diagnostics
 from fedkeel.studies.embed import features_by_class, gather_samples
 from fedkeel.studies.extent import Extent
@@ -350,6 +352,22 @@ def test_clients_that_keep_running_statistics_are_looked_at_with_their_own(small
         analyse(fk.run(exp, engine="serial"), ["cka"])
 
 
+def test_clients_whose_running_statistics_are_averaged_end_with_their_own(small):
+    """Also where nobody keeps a folder: the averages are the server's, with which the next round begins."""
+    torch.manual_seed(0)
+    x = small.test[0]
+    model = torch.nn.Sequential(torch.nn.Linear(x.shape[1], 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+    clients = [(number + inputs, labels) for number, (inputs, labels) in enumerate(small.clients) if len(labels) > 4]
+    problem = fk.Problem(model=model, loss=torch.nn.CrossEntropyLoss(), clients=clients, test=small.test)
+    exp, seen = fk.Experiment(problem=problem, rounds=2, **FEW), []
+    fk.run(exp.with_(rounds=3), track=lambda one: seen.append(one) or {}, engine="serial")
+    subject, ended = Subject(fk.run(exp, engine="serial")), seen[-1].reports["buffers"]
+    assert subject.clients == sorted(subject.clients) == seen[-1].probe.clients
+    for number, made in enumerate(subject.local_models):
+        assert torch.equal(made[1].running_mean, ended["1.running_mean"][number])
+    assert not torch.equal(ended["1.running_mean"][0], ended["1.running_mean"][1])
+
+
 @pytest.mark.parametrize("method", ["fedgloss", "fednsam@released"])
 def test_clients_of_a_server_that_sends_a_moved_model_begin_there(small, method, tmp_path):
     """What the subject says of clients is what happens in the next round of a longer run."""
@@ -422,3 +440,13 @@ def test_common_test_samples_are_of_all_classes_of_a_sorted_test_set(small):
         classes = points[kind].classes[:count]
         assert set(classes) == {0, 1, 2}, kind
     assert len(points["sample"].rows) == 100
+
+
+def test_a_line_says_how_many_of_its_losses_are_not_finite():
+    def told(*values):
+        return dict(list_facts({"landscape": {"line": {"values": values}}}))["loss on the line"]
+
+    assert told(2.0, 1.0, 3.0) == "1 to 3"
+    for values in ((math.nan, 1.0, 3.0), (1.0, math.inf, 3.0), (3.0, 1.0, math.nan)):
+        assert told(*values) == "1 to 3, not finite at 1 of 3 points"
+    assert told(math.nan, math.nan) == "not finite at 2 of 2 points"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -180,5 +181,8 @@ def list_facts(data: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("accuracy by group", told or "the data set names no groups of test samples"))
     if "landscape" in data:
         values = data["landscape"]["line"]["values"]
-        lines.append(("loss on the line", f"{min(values):.4g} to {max(values):.4g}"))
+        known = [value for value in values if math.isfinite(value)]
+        parts = [f"{min(known):.4g} to {max(known):.4g}"] if known else []
+        parts += [f"not finite at {len(values) - len(known)} of {len(values)} points"] * (len(known) < len(values))
+        lines.append(("loss on the line", ", ".join(parts)))
     return lines

@@ -49,7 +49,7 @@ def fedlw() -> Method:
     """Weights in proportion to 1 / loss. Experimental.
 
     Paper: known by its abstract only, which says that lower losses weigh more. Released code: none. Here: p_i ∝ 1 /
-    L_i.
+    L_i; a client whose loss is 0, as where its targets are all ignored, is left out.
     """
     return method("fedlw", weights=ByLoss(), papers=["fedlw"])
 

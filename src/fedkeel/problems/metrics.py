@@ -16,7 +16,14 @@ from torch.nn import functional
 
 from fedkeel.errors import ExperimentError, RequestError, nearest
 from fedkeel.importing import Kind, Trust, look_up
-from fedkeel.problems.predictions import are_answers, are_label_sets, class_scores, keep_counted, probabilities
+from fedkeel.problems.predictions import (
+    are_answers,
+    are_label_sets,
+    class_scores,
+    keep_counted,
+    probabilities,
+    set_against_rest,
+)
 from fedkeel.typed_values import list_given
 
 Metric = Callable[..., Any]
@@ -34,6 +41,7 @@ class NamedMetric:
     """A function of all predictions and all targets, on the host; of targets that do not count it hears nothing.
 
     Functions of classes read outputs as scores before a sigmoid. Where outputs are `chances`, they get such scores.
+    Those that `set_against_rest` each class have no value of one that no target has: the ignored one is no class.
     """
 
     name: str
@@ -41,12 +49,15 @@ class NamedMetric:
     of_classes: bool = True
     chances: bool = False
     ignored: int | None = None
+    against_rest: bool = False
     whole: ClassVar[bool] = True
 
     def __call__(self, output: Tensor, target: Tensor) -> float:
         output, target = keep_counted(output.detach().cpu(), target.cpu(), self.ignored)
         if self.chances and self.of_classes and are_answers(output, target):
             output = output.to(torch.float64).logit()
+        if self.against_rest and self.ignored is not None and target.numel():
+            output, target = set_against_rest(output, target, self.ignored)
         return float(self.function(output, target)) if target.numel() else float("nan")
 
 
@@ -111,10 +122,11 @@ def find_metric(given: str | Metric, trust: Trust) -> Metric:
         raise RequestError(
             f"no metric is called: {given}", nearest(given, known, "metrics, besides torchmetrics:NAME and module:name")
         )
-    from fedkeel.problems.scorers import compares_numbers, score_sklearn
+    from fedkeel.problems.scorers import AGAINST_REST, compares_numbers, score_sklearn
 
-    scored = partial(score_sklearn, "roc_auc" if given == "auc" else given)
-    return NamedMetric(given, scored, not compares_numbers(given))
+    name = "roc_auc" if given == "auc" else given
+    scored = partial(score_sklearn, name)
+    return NamedMetric(given, scored, not compares_numbers(name), against_rest=name in AGAINST_REST)
 
 
 LOWER = frozenset((

@@ -72,6 +72,19 @@ def keep_counted(output: Any, target: Tensor, ignored: int | None) -> tuple[Any,
     return (output, target) if scores is None or there is None or bool(there.all()) else (scores[there], target[there])
 
 
+def set_against_rest(output: Any, target: Tensor, ignored: int) -> tuple[Any, Tensor]:
+    """Turn classes into labels, of which one holds: each class but the ignored one, its score that of a sigmoid.
+
+    Classes stay where one alone would be left, or where one of those left has no sample.
+    """
+    scores = class_scores(output, target)
+    left = [] if scores is None else [label for label in range(scores.shape[-1]) if label != ignored]
+    if len(left) < 2 or len(target.unique()) < len(left):
+        return output, target
+    chances = probabilities(output, target).flatten(0, -2)[:, left]
+    return chances.logit(), (target.reshape(-1, 1) == torch.tensor(left)).to(torch.int64)
+
+
 def are_answers(output: Tensor, target: Tensor) -> bool:
     """Whether targets are zeros and ones, and outputs are a score for each of them."""
     return output.numel() == target.numel() and bool(((target == 0) | (target == 1)).all())

@@ -24,6 +24,9 @@ LABELLED_OF_TWO = ("neg_log_loss", "top_k")
 BY_LABEL = ("log_loss", "brier")
 """What the names of scorers have in common that would take sets of labels for classes, one of which holds."""
 
+AGAINST_REST = ("roc_auc", "roc_auc_ovr", "roc_auc_ovr_weighted", "average_precision")
+"""The names of scorers that rank all samples by each class."""
+
 
 class Outputs(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A classifier as scorers ask for one, whose samples are the outputs of a network."""

@@ -84,11 +84,15 @@ def into_range(*trees: Tree) -> tuple[float, tuple[Tree, ...]]:
 
 @dataclass(frozen=True)
 class ByLoss(Weighting):
-    """More for clients that fit their data well: p_i ∝ 1 / L_i, L_i the mean training loss of the round. (FedLW)"""
+    """More for clients that fit their data well: p_i ∝ 1 / L_i, L_i the mean training loss of the round. (FedLW)
+
+    A client whose loss is 0, as where its targets are all ignored, has nothing to add: it is left out. Uniform when
+    nobody lost anything.
+    """
 
     def __call__(self, reports: State, server: State) -> Tensor:
-        weights: Tensor = 1 / (losses_of(reports) + 1e-8)
-        return weights / weights.sum()
+        loss, even = losses_of(reports), Uniform()(reports, server)
+        return to_shares(torch.where(loss > 0, 1 / (loss + 1e-8), 0.0), even)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +20,7 @@ from fedkeel.problems.metrics import lower_is_better, tells_direction
 from fedkeel.ranges import Count, NonNegative
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.kept import NAME, KeptModel
-from fedkeel.runs.record import JUDGED, RoundRecord
+from fedkeel.runs.record import JUDGED, RoundRecord, by_round
 from fedkeel.typed_values import check_fields
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ class KeepBest(Callback):
 
     By default the metric is what the run is judged on; on="validation" takes it from the validation share. mode="min"
     takes the lower of two values for the better one, "max" the higher; "auto" goes by the metric's name. A value that
-    is not finite is worse than any.
+    is not finite is worse than any. In a run that goes on past its end, the model of a last round that is now none of
+    the evaluated ones stays until one is better than those of the evaluated rounds before it.
     """
 
     metric: str | None = None
@@ -125,12 +127,31 @@ class KeepBest(Callback):
                 'KeepBest would keep another model than the one that was scored: evaluation.when = "before".',
                 'evaluation.when = "after", or a metric of the server on validation data',
             )
-        before = at.kept.get(self.name)
-        last = None if before is None or before.measure != measure else before.score
+        last = self.score_to_beat(at, measure)
         if value is not None and (last is None or is_better(measure, value, last, mode=self.mode)):
             note_direction("KeepBest", measure, self.mode)
             at.keep(self.name, measure, value)
         return None
+
+    def score_to_beat(self, at: Moment, measure: str) -> float | None:
+        """The best score so far, in rounds that are evaluated however long the run is; None: any is better."""
+        before, plan = at.kept.get(self.name), at.experiment.plan
+        if before is None or before.measure != measure:
+            return None
+        if plan.evaluates(before.round):
+            return before.score
+        scores = by_round([one for one in at.records[:-1] if plan.evaluates(one.round)], measure).values()
+        best = min if self.mode == "min" or (self.mode == "auto" and lower_is_better(measure)) else max
+        return best((score for score in scores if isfinite(score)), default=None)
+
+    def end(self, run: Run) -> None:
+        kept = run.kept.get(self.name)
+        if kept is not None and not run.plan.evaluates(kept.round):
+            log.warning(
+                "the %s model is that of round %d, where the run once ended: the result leaves that round out, and no "
+                "later round was better than those before it",
+                self.name, kept.round,
+            )  # fmt: skip
 
 
 @explain_typos("EarlyStop")
@@ -138,7 +159,8 @@ class KeepBest(Callback):
 class EarlyStop(Callback):
     """Stop a run when a metric has not become better, by more than `least`, for `patience` rounds.
 
-    `mode` says what is better, as for KeepBest.
+    `mode` says what is better, as for KeepBest. A last round that is evaluated only because it is the last one is not
+    looked at: nothing is left to stop, and a run that goes on from there is as one that was never shorter.
     """
 
     metric: str | None = None
@@ -152,7 +174,7 @@ class EarlyStop(Callback):
 
     def round(self, at: Moment) -> str | None:
         measure, value = at.find(self.metric, self.on)
-        if not at.is_evaluated:
+        if at.record.round % at.experiment.plan.evaluate_every:
             return None
         best, memory = at.memory.get("best"), at.memory
         if value is not None and (best is None or is_better(measure, value, best, self.least, mode=self.mode)):

@@ -176,8 +176,11 @@ class Subject(Probe):
         layout, sent = self.updates.layout, self.message["params"]
         start = sent.only(layout)
         moved = [sent | (start + Tree(row, layout)) for row in self.updates.buffer]
-        pairs = zip(moved, self.outcomes, strict=True)
-        return [self.model(*self.complete(params, outcome.state)) for params, outcome in pairs]
+        made = []
+        for row, outcome in zip(moved, self.outcomes, strict=True):
+            params, buffers = self.complete(row, outcome.state)
+            made.append(self.model(params, outcome.report.get("buffers", buffers)))
+        return made
 
     def features(self, module: nn.Module, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
         """The output of each layer of a module, which is given inputs as the problem names them."""
