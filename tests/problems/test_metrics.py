@@ -169,6 +169,57 @@ def test_what_one_class_has_no_value_of_is_no_number():
     assert np.isnan(value_of("auc", output, torch.zeros(50, dtype=torch.int64)))
 
 
+OF_POSITIVES = ["f1", "recall", "precision", "jaccard", "average_precision"]
+
+
+def test_what_no_sample_could_be_found_by_is_no_number():
+    """Of two classes without a sample of the second, as the AUC is, also of a model that is right everywhere."""
+    output, target = predictions(classes=2)
+    margin, none = output[:, 1:] - output[:, :1], torch.zeros(50, dtype=torch.int64)
+    right = F.one_hot(none, 2) * 9.0
+    for name in OF_POSITIVES:
+        for given in ((output, none), (right, none), (margin, none), (margin, none[:, None].float())):
+            assert np.isnan(value_of(name, *given)), name
+        guess = output.double().softmax(-1)[:, 1] if name == "average_precision" else output.argmax(-1)
+        score = getattr(theirs, f"{name}_score")
+        assert value_of(name, output, none + 1) == pytest.approx(score(none + 1, guess)), name
+    for name in OF_POSITIVES[:4]:
+        assert value_of(name, F.one_hot(none, 2) * 9.0, target) == 0, "there was something to find"
+    assert value_of("f1_macro", right, none) == value_of("f1_weighted", right, none) == 1
+    for name in {"matthews_corrcoef", "d2_log_loss_score", "d2_brier_score"} & {*get_scorer_names()}:
+        for scores in (output, torch.cat([output, output[:, :1]], 1)):
+            for label in (0, 1):
+                assert np.isnan(value_of(name, scores, none + label)), (name, label)
+            assert np.isfinite(value_of(name, scores, target)), name
+    assert value_of("matthews_corrcoef", right, target) == 0, "all samples are taken for one class"
+
+
+def test_a_label_that_no_sample_has_leaves_no_mean_over_labels():
+    """As it is with the AUC; what counts all labels together has a value as long as one holds."""
+    output, held = torch.randn(20, 3, generator=torch.Generator().manual_seed(1)), torch.eye(3)[torch.arange(20) % 3]
+    some = held * torch.tensor([1.0, 0.0, 1.0])
+    for name in (*OF_POSITIVES, "f1_macro"):
+        assert np.isfinite(value_of(name, output, held)), name
+        assert np.isnan(value_of(name, output, some)), name
+    for name in ("f1_micro", "recall_weighted", "jaccard_samples"):
+        assert np.isfinite(value_of(name, output, some)), name
+        assert np.isnan(value_of(name, output, some * 0)), name
+
+
+@for_each("engine", ["serial", "stacked"])
+def test_a_client_without_a_positive_is_in_no_mean_of_what_is_of_positives(engine):
+    x, y = torch.eye(2).repeat(20, 1), torch.arange(40) % 2
+    tests, names = [(x, y), (x[y == 0], y[y == 0])], [*OF_POSITIVES, "auc", "matthews_corrcoef"]
+    model = nn.Linear(2, 2)
+    problem = fk.Problem(model=model, loss=F.cross_entropy, clients=[(x, y)] * 2, tests=tests, metrics=names)
+    made = experiment(problem, participation=1.0, lr=0.5, rounds=5, evaluation={"model": "global"})
+    last = fk.run(made, engine=engine).records[-1]
+    for name in names:
+        assert last.clients[name] == [1, None], name
+        assert last.extra[f"client_{name}"] == last.extra[f"client_{name}_worst"] == 1, name
+        assert last.extra[f"client_{name}_std"] == 0, name
+
+
 def test_which_way_is_up():
     """Every scorer of scikit-learn rises (its old `max_error` apart), also those with a loss in their name."""
     fall = ("ece", "validation_ece", "client_max_error", "test_loss", "neighbour_loss", "distance", "client_distance",

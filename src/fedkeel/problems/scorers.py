@@ -27,6 +27,11 @@ BY_LABEL = ("log_loss", "brier")
 AGAINST_REST = ("roc_auc", "roc_auc_ovr", "roc_auc_ovr_weighted", "average_precision")
 """The names of scorers that rank all samples by each class."""
 
+OF_POSITIVES = ("f1", "jaccard", "precision", "recall", "average_precision")
+"""What the names of scorers begin with that have no value of a class, or a label, that no target has."""
+OF_SEVERAL = ("matthews_corrcoef", "d2_brier", "d2_log_loss", "likelihood_ratio")
+"""What the names of scorers have in common that have no value of targets that are all the same class."""
+
 
 class Outputs(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A classifier as scorers ask for one, whose samples are the outputs of a network."""
@@ -50,12 +55,25 @@ def compares_numbers(name: str) -> bool:
     return any(word in name for word in NUMBERS)
 
 
+def has_no_value(name: str, truth: NDArray[Any], sets: bool) -> bool:
+    """Whether targets leave a scorer of classes without a value, whatever is predicted.
+
+    So it is of two classes without a sample of the second, and of a mean over labels one of which holds for no sample.
+    """
+    if any(word in name for word in OF_SEVERAL):
+        return not sets and len(np.unique(truth)) < 2
+    if sets and name.startswith(OF_POSITIVES):
+        held = truth.any(0)
+        return not (held.all() if name.endswith(("_macro", "average_precision")) else held.any())
+    return name in OF_POSITIVES and not truth.any()
+
+
 def score_sklearn(name: str, output: Tensor, target: Tensor) -> float:
     """Score as scikit-learn's scorer of that name does; of more than two classes its macro or one-versus-rest form.
 
     One output for zeros and ones says 1 where it is above 0, except to scorers of numbers, which take outputs as they
     are. Of sets of labels it is the mean over labels, but `accuracy` counts sets that are right as a whole; pixels
-    count as samples. Not a number where the samples hold too few classes for it.
+    count as samples. Not a number where the targets hold too few classes for it.
     """
     if (scores := class_scores(output, target)) is not None:
         output, target = scores.flatten(0, -2), target.flatten()
@@ -70,6 +88,8 @@ def score_sklearn(name: str, output: Tensor, target: Tensor) -> float:
     told = LABELLED if classes > 2 else LABELLED_OF_TWO if classes == 2 or cut else ()
     labels = {"labels": np.arange(max(2, classes))} if not sets and any(word in name for word in told) else {}
     truth = target.numpy()
+    if not numbers and has_no_value(name, truth, sets):
+        return float("nan")
     try:
         with warnings.catch_warnings(), config_context(enable_metadata_routing=True):
             warnings.simplefilter("ignore")
