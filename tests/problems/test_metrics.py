@@ -172,6 +172,67 @@ def test_what_one_class_has_no_value_of_is_no_number():
 OF_POSITIVES = ["f1", "recall", "precision", "jaccard", "average_precision"]
 
 
+def predict_with_gaps(labels=False):
+    """Outputs, all targets, and targets some of which are not known: all of one sample, and all of the last column."""
+    draw = torch.Generator().manual_seed(5)
+    output = torch.randn(30, 3, generator=draw).double()
+    whole = output + torch.randn(30, 3, generator=draw)
+    whole = (whole > 0).double() if labels else whole
+    gaps = torch.rand(30, 3, generator=draw) < 0.3
+    gaps[4], gaps[:, 2] = True, True
+    return output, whole, whole.masked_fill(gaps, torch.nan)
+
+
+def test_targets_that_are_not_known_are_left_out_of_each_column():
+    """The mean over outputs that have a target, each by its own samples: scikit-learn's where nothing is missing."""
+    output, whole, target = predict_with_gaps()
+    scores = {
+        "r2": theirs.r2_score,
+        "explained_variance": theirs.explained_variance_score,
+        "neg_mean_absolute_error": lambda truth, guess: -theirs.mean_absolute_error(truth, guess),
+        "neg_median_absolute_error": lambda truth, guess: -theirs.median_absolute_error(truth, guess),
+        "neg_root_mean_squared_error": lambda truth, guess: -(theirs.mean_squared_error(truth, guess) ** 0.5),
+    }
+    for name, score in scores.items():
+        known = [~target[:, n].isnan() for n in range(2)]
+        each = [score(whole[there, n], output[there, n]) for n, there in enumerate(known)]
+        assert value_of(name, output, target) == pytest.approx(np.mean(each), rel=1e-12), name
+        for one in (target[:, 0], target[:, :1]):
+            for guess in (output[:, 0], output[:, :1]):
+                assert value_of(name, guess, one) == pytest.approx(each[0], rel=1e-12), name
+        all_but_one = whole.where(torch.arange(30)[:, None] < 29, torch.nan)
+        assert value_of(name, output, all_but_one) == value_of(name, output[:29], whole[:29]), name
+        every = np.mean([score(whole[:, n], output[:, n]) for n in range(3)])
+        assert value_of(name, output, whole) == pytest.approx(every, rel=1e-12), name
+        assert np.isnan(value_of(name, output, torch.full_like(target, torch.nan))), name
+
+
+def test_labels_that_are_not_known_are_left_out_of_the_mean_over_labels():
+    output, whole, target = predict_with_gaps(labels=True)
+    known = [~target[:, n].isnan() for n in range(2)]
+    for name in ("auc", "f1", "average_precision", "neg_log_loss"):
+        each = [value_of(name, output[there, n], whole[there, n]) for n, there in enumerate(known)]
+        assert value_of(name, output, target) == pytest.approx(np.mean(each), rel=1e-12), name
+    for name in ("ece", "accuracy"):
+        given = (part[known[0], 0] for part in (output, whole))
+        assert value_of(name, output[:, 0], target[:, 0]) == value_of(name, *given)
+
+
+def test_a_run_on_targets_with_gaps_measures_what_is_known():
+    def loss(output, target):
+        return ((output - target.nan_to_num()) ** 2 * ~target.isnan()).sum(1)
+
+    _, _, target = predict_with_gaps()
+    x, target = torch.randn(30, 6), target.float()
+    model, tests = nn.Linear(6, 3), [(x, target), (x, torch.full_like(target, torch.nan))]
+    problem = fk.Problem(model=model, loss=loss, clients=[(x, target)] * 2, test=(x, target), tests=tests)
+    run = fk.run(experiment(problem, evaluation={"model": "global"}), engine="serial", metrics="r2")
+    with torch.no_grad():
+        expected = value_of("r2", run.model()(x), target)
+    assert run.curve("r2")[-1] == pytest.approx(expected, rel=1e-6)
+    assert run.records[-1].clients["r2"] == [pytest.approx(expected, rel=1e-5), None]
+
+
 def test_what_no_sample_could_be_found_by_is_no_number():
     """Of two classes without a sample of the second, as the AUC is, also of a model that is right everywhere."""
     output, target = predictions(classes=2)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
+from statistics import fmean
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +21,9 @@ from fedkeel.problems.predictions import (
     are_answers,
     are_label_sets,
     class_scores,
+    has_gaps,
     keep_counted,
+    keep_known,
     probabilities,
     set_against_rest,
 )
@@ -42,6 +45,7 @@ class NamedMetric:
 
     Functions of classes read outputs as scores before a sigmoid. Where outputs are `chances`, they get such scores.
     Those that `set_against_rest` each class have no value of one that no target has: the ignored one is no class.
+    A mean over outputs (`by_column`) takes each where its target is known, and leaves out one without a known target.
     """
 
     name: str
@@ -50,10 +54,15 @@ class NamedMetric:
     chances: bool = False
     ignored: int | None = None
     against_rest: bool = False
+    by_column: bool = False
     whole: ClassVar[bool] = True
 
     def __call__(self, output: Tensor, target: Tensor) -> float:
         output, target = keep_counted(output.detach().cpu(), target.cpu(), self.ignored)
+        output, target = keep_known(output, target)
+        if self.by_column and output.shape == target.shape and has_gaps(target):
+            columns = zip(*(part.flatten(1).unbind(1) for part in (output, target)), strict=True)
+            return fmean(self(*column) for column in columns if not column[1].isnan().all())
         if self.chances and self.of_classes and are_answers(output, target):
             output = output.to(torch.float64).logit()
         if self.against_rest and self.ignored is not None and target.numel():
@@ -122,11 +131,12 @@ def find_metric(given: str | Metric, trust: Trust) -> Metric:
         raise RequestError(
             f"no metric is called: {given}", nearest(given, known, "metrics, besides torchmetrics:NAME and module:name")
         )
-    from fedkeel.problems.scorers import AGAINST_REST, compares_numbers, score_sklearn
+    from fedkeel.problems.scorers import AGAINST_REST, averages_columns, compares_numbers, score_sklearn
 
     name = "roc_auc" if given == "auc" else given
     scored = partial(score_sklearn, name)
-    return NamedMetric(given, scored, not compares_numbers(name), against_rest=name in AGAINST_REST)
+    ranks, by_column = name in AGAINST_REST, averages_columns(name)
+    return NamedMetric(given, scored, not compares_numbers(name), against_rest=ranks, by_column=by_column)
 
 
 LOWER = frozenset((

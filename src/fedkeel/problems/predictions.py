@@ -72,6 +72,19 @@ def keep_counted(output: Any, target: Tensor, ignored: int | None) -> tuple[Any,
     return (output, target) if scores is None or there is None or bool(there.all()) else (scores[there], target[there])
 
 
+def has_gaps(target: Tensor) -> bool:
+    """Whether some targets are not known: they are no number."""
+    return target.is_floating_point() and bool(target.isnan().any())
+
+
+def keep_known(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Leave out samples of whose targets none is known."""
+    if not has_gaps(target):
+        return output, target
+    known = ~target.isnan().reshape(len(target), -1).all(1)
+    return output[known], target[known]
+
+
 def set_against_rest(output: Any, target: Tensor, ignored: int) -> tuple[Any, Tensor]:
     """Turn classes into labels, of which one holds: each class but the ignored one, its score that of a sigmoid.
 

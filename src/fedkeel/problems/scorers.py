@@ -55,6 +55,11 @@ def compares_numbers(name: str) -> bool:
     return any(word in name for word in NUMBERS)
 
 
+def averages_columns(name: str) -> bool:
+    """Whether the score of several outputs, or labels, is the mean over them."""
+    return compares_numbers(name) or name in ("roc_auc", *OF_POSITIVES) or any(word in name for word in BY_LABEL)
+
+
 def has_no_value(name: str, truth: NDArray[Any], sets: bool) -> bool:
     """Whether targets leave a scorer of classes without a value, whatever is predicted.
 
