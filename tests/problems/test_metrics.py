@@ -772,6 +772,33 @@ def test_names_that_lead_back():
     assert name_metrics(find_metrics({"here": lambda output, target: 1.0})) == []
 
 
+def test_metrics_that_are_not_for_several_labels_are_refused_before_training():
+    x, y = torch.randn(12, 6), torch.eye(3)[torch.arange(12) % 3]
+    problem = fk.Problem(
+        model=nn.Linear(6, 3), loss=F.binary_cross_entropy_with_logits, clients=[(x, y)] * 2, test=(x, y)
+    )
+    rounds = list[int]()
+    for name in ("ece", "matthews_corrcoef", "iou", "balanced_accuracy"):
+        with pytest.raises(ExperimentError, match=f"'{name}' is not for several labels at once: ") as refused:
+            fk.run(experiment(problem), engine="serial", metrics=name, callbacks=lambda at: rounds.append(1))
+        assert "average_precision and neg_log_loss are means over labels" in refused.value.hint
+    assert not rounds
+    names = [
+        "f1",
+        "auc",
+        "average_precision",
+        "neg_log_loss",
+        "accuracy",
+        "f1_samples",
+        "roc_auc_ovr",
+        "d2_brier_score",
+    ]
+    taken = [name for name in names if name in (*get_scorer_names(), "auc")]
+    ended = replace(problem, model=nn.Sequential(nn.Linear(6, 3), nn.Sigmoid()), loss=nn.BCELoss())
+    for made in (problem, ended, replace(problem, clients=[(x, y)], test=None)):
+        assert len(fk.run(experiment(made, rounds=1), engine="serial", metrics=taken).records) == 1
+
+
 WRONG = {
     "no metric is called: f2": "f2",
     "functions by name": [lambda output, target: 0.0],

@@ -21,7 +21,7 @@ from fedkeel.problems.module_state import clone_tensors, copy_trained
 from fedkeel.problems.network_calls import check_calls
 from fedkeel.problems.predictions import class_scores
 from fedkeel.problems.separability import SHOWN, train_but_norms
-from fedkeel.problems.whole_metrics import check_metrics
+from fedkeel.problems.whole_metrics import check_label_sets, check_metrics
 from fedkeel.randomness import list_gpus, seed_torch
 from fedkeel.text import in_one_line, plural
 
@@ -51,6 +51,7 @@ def try_out(task: Task) -> None:
             check_trained(task, model, tensors)
     check_calls(task)
     check_metrics(task)
+    check_label_sets(task)
 
 
 def try_sample(task: Task, model: nn.Module | Mapping[str, Tensor], whose: str, sample: Sample) -> Sample:

@@ -17,6 +17,7 @@ from fedkeel.errors import ExperimentError, FedkeelError
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.metrics import NamedMetric
 from fedkeel.problems.module_state import copy_whole
+from fedkeel.problems.predictions import are_label_sets
 from fedkeel.problems.prepared_samples import PreparedSamples
 from fedkeel.problems.separability import PLAIN, find_shared_parts, predict_copies
 from fedkeel.problems.task import CLIENT, Scores, Task
@@ -138,6 +139,26 @@ def check_metrics(task: Task) -> None:
                 f"the metric {name!r} returns {two} values for 2 samples, and {four} for 4.",
                 "return one number, or one value per sample; several numbers are several metrics",
             )
+
+
+@torch.no_grad()
+def check_label_sets(task: Task) -> None:
+    """Refuse a metric by name that is not for several labels at once, where targets are such: it is tried on four."""
+    named = {n: metric for n, metric in task.metrics.items() if isinstance(metric, NamedMetric) and metric.of_classes}
+    if not named or task.clients.sizes.max() == 0:
+        return
+    _, (*inputs, target), output = predict_copies(task, 2)
+    if not inputs or not are_label_sets(output, target):
+        return
+    held = torch.tensor([0, 1, 0, 1]).to(target)[:, None].repeat(1, target.shape[1])
+    for name, metric in named.items():
+        try:
+            metric(0.25 + held.to(output) / 2, held)  # chances and scores
+        except Exception as error:
+            raise ExperimentError(
+                f"the metric {name!r} is not for several labels at once: {in_one_line(error)}",
+                "f1, auc, average_precision and neg_log_loss are means over labels; or write a function of your own",
+            ) from error
 
 
 def join_outputs(task: Task, model: nn.Module, parts: Sequence[Sample]) -> Any:
