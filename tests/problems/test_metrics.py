@@ -772,6 +772,23 @@ def test_names_that_lead_back():
     assert name_metrics(find_metrics({"here": lambda output, target: 1.0})) == []
 
 
+def test_a_run_without_data_to_measure_metrics_on_says_so(caplog):
+    problem = replace(small_problem(), test=None)
+    tests = replace(problem, tests=problem.clients)
+    fk.run(experiment(problem, rounds=1), engine="serial", metrics=["auc", "f1"])
+    assert caplog.text.count("nothing measures auc, f1: there is neither a test set nor a validation share;") == 1
+    caplog.clear()
+    fk.run(experiment(replace(tests, metrics="auc"), rounds=1), engine="serial")
+    assert "nothing measures auc" in caplog.text
+    assert "no evaluation asks for the clients' test sets" in caplog.text
+    caplog.clear()
+    fk.run(experiment(problem, rounds=1), engine="serial")
+    fk.run(experiment(small_problem(), rounds=1), engine="serial", metrics="auc")
+    fk.run(experiment(problem, rounds=1, validation=0.3), engine="serial", metrics="auc")
+    fk.run(experiment(tests, rounds=1, evaluation={"model": "global"}), engine="serial", metrics="auc")
+    assert "nothing measures" not in caplog.text
+
+
 def test_metrics_that_are_not_for_several_labels_are_refused_before_training():
     x, y = torch.randn(12, 6), torch.eye(3)[torch.arange(12) % 3]
     problem = fk.Problem(

@@ -40,6 +40,7 @@ from fedkeel.ranges import Whole
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import EXPERIMENT, read_settings
+from fedkeel.runs.notes import describe_unmeasured
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.record import RoundRecord
@@ -234,6 +235,8 @@ def serve(
         sites = SiteLedger(sites_file(out), site_test) if site_test else None
         if sites is not None:
             note_unmeasured(loop.task)
+        elif (told := describe_unmeasured(plan, loop.task)) is not None:
+            log.warning("%s", told)
         engine = FlowerEngine(
             loop.task, loop.method, plan.training, grid, roster, terms, bounds=bounds, sites=sites, watch=watch
         )

@@ -68,6 +68,18 @@ def describe_label_beyond(task: Task) -> str | None:
     )
 
 
+def describe_unmeasured(plan: Plan, task: Task) -> str | None:
+    """Say that there is nothing to measure metrics on; None where there is, or where none are asked for."""
+    judged = plan.evaluation is not None and task.tests is not None
+    if not task.metrics or task.test is not None or task.validation is not None or judged:
+        return None
+    unused = "" if task.tests is None else ", and no evaluation asks for the clients' test sets"
+    return (
+        f"nothing measures {', '.join(task.metrics)}: there is neither a test set nor a validation share{unused}; "
+        'a problem takes test=, an experiment validation=0.1 or evaluation={"model": "global"}'
+    )
+
+
 def describe_whole_fractions(experiment: Experiment) -> str | None:
     """Say that data were given a squared error though their targets may be classes; None where they are not."""
     source = experiment.plan.source

@@ -46,7 +46,7 @@ from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import CLIENTS, ENVIRONMENT, read_environment, rounds_in
 from fedkeel.runs.following import Given, find_callbacks, list_callbacks, warn_of_unmade
 from fedkeel.runs.loop import Loop, Progress, RunInProgress
-from fedkeel.runs.notes import describe_task, describe_unsaid_model, list_surprises
+from fedkeel.runs.notes import describe_task, describe_unmeasured, describe_unsaid_model, list_surprises
 from fedkeel.runs.observers import Observer, as_list, find_observers
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.progress_line import ProgressLine, follow
@@ -265,6 +265,8 @@ def start(
     """Start a run on this machine, up to its first round."""
     prepared = prepare(experiment, out, on, closing)
     loop = prepared.loop
+    if loop.rounds_left() and (told := describe_unmeasured(loop.plan, loop.task)) is not None:
+        log.warning("%s", told)
 
     def engine_for(method: Method, task: Task, left: RemainingWork, before: str | None) -> ChosenEngine:
         job = Job(task, method, loop.plan.training, prepared.make_task, on.workers, left)
