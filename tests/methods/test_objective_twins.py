@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import pytest
 import torch
@@ -256,3 +257,46 @@ def test_smoothed_labels_need_scores_of_classes() -> None:
     given = replace(given, clients=[(x, torch.zeros(len(x), 3)) for x, _ in given.clients], test=None)
     with pytest.raises(fk.MethodError, match="smoothed"):
         fk.run(fk.Experiment(problem=given, method="smoothed+fedavg", rounds=1, epochs=1, batch_size=4, lr=0.1))
+
+
+# ---- features of other models --------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Near(fk.Objective):
+    """The loss + ‖features − those of the model that was sent‖²."""
+
+    adds: ClassVar[bool] = True
+    reference: ClassVar[bool] = True
+    features: ClassVar[bool] = True
+
+    def losses(self, output: tuple[Tensor, Tensor], target: Tensor, given: fk.Given) -> Tensor:
+        return (output[1] - given.reference[1]).square().sum(1)
+
+
+def pass_through(model: nn.Module, params: Params, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits and features."""
+    hidden = model[1](functional.linear(x, params["0.weight"], params["0.bias"]))
+    return functional.linear(hidden, params["2.weight"], params["2.bias"]), hidden
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_features_are_compared_with_those_of_the_model_that_was_sent(smooth: bool) -> None:
+    given = problem(smooth)
+    model = given.model.double()
+    w, expected = first(given), []
+    for selected in SCHEDULE:
+        ends = {}
+        for i in selected:
+            x, y = given.clients[i][0].double(), given.clients[i][1]
+            here = w
+            for _ in range(2):
+                params = {n: leaf.clone().requires_grad_() for n, leaf in here.items()}
+                (z, h), (_, sent) = pass_through(model, params, x), pass_through(model, w, x)
+                apart = (h - sent).square().sum(1).mean()
+                here = combine((1, here), (-0.1, slope(functional.cross_entropy(z, y) + apart, params)))
+            ends[i] = here
+        total = sum(SIZES[i] for i in ends)
+        w = combine(*((SIZES[i] / total, end) for i, end in ends.items()))
+        expected.append(w)
+    method = fk.method("near", weights=fk.BySize(), objective=Near())
+    for engine in ("serial", "stacked"):
+        close(found(problem(smooth), method, engine), expected)

@@ -27,7 +27,7 @@ class Given(NamedTuple):
     class that the problem's loss ignores, such as padding; None: it ignores none.
     """
 
-    reference: Tensor | None = None
+    reference: Any = None
     histogram: Tensor | None = None
     message: dict[str, Any] = {}  # noqa: RUF012 - read, never written
     key: Tensor | None = None
@@ -39,12 +39,13 @@ class Given(NamedTuple):
 class Objective:
     """What is differentiated. A subclass defines `losses`, and says in class attributes what they need.
 
-    `adds`: to the problem's own loss, which is taken too. `reference`: the output of a model that the server sent, which
-    lies in the slot `teacher` of its message. `features`: the output is a pair, the prediction and what the classifier
-    was given for it. `asks`: facts gathered only when asked for, "histogram" and "key". `of`: the method of the model
-    that gives the output, called with the key if asked for. `total`: the values of a batch are added up, not averaged.
-    `scores`: takes scores of several classes before a softmax; other outputs are refused. `labels`: reads each sample's
-    class; targets with a share for each class are refused. `differentiable` False: only the value is measured.
+    `adds`: to the problem's own loss, which is taken too. `reference`: the output of a model that the server sent, in
+    the slot `teacher` of its message. `features`: outputs are pairs, the prediction and what the classifier was given
+    for it, that of the reference, too. `asks`: facts gathered only when asked for, "histogram" and "key". `of`: the
+    method of the model that gives the output, called with the key if asked for. `total`: the values of a batch are
+    added up, not averaged. `scores`: takes scores of several classes before a softmax; other outputs are refused.
+    `labels`: reads each sample's class; targets with a share for each class are refused. `differentiable` False: only
+    the value is measured.
     """
 
     of_problem: ClassVar[bool] = False  # the problem's own loss is taken; `losses` is never called
@@ -94,7 +95,6 @@ class Distilled(Objective):
     scores: ClassVar[bool] = True
 
     def losses(self, output: Tensor, target: Tensor, given: Given) -> Tensor:
-        assert given.reference is not None
         both = (put_classes_last(scores, target) / self.temperature for scores in (output, given.reference))
         mine, theirs = (functional.log_softmax(scores, -1) for scores in both)
         apart = (theirs.exp() * (theirs - mine)).sum(-1)

@@ -59,7 +59,7 @@ class Target:
         """The client axis of the message: None where all clients got the same."""
         return 0 if self.message and self.message["params"].buffer.dim() == 2 else None
 
-    def given(self, batch: StackedBatch, reference: Tensor | None) -> tuple[Given, Given]:
+    def given(self, batch: StackedBatch, reference: Any) -> tuple[Given, Given]:
         """What the objective may read, and the client axis of each part of it."""
         # vmap would split a message that is not read for nothing
         message = {} if self.objective.of_problem else self.message
@@ -184,7 +184,7 @@ class StackedWorkspace:
         return vmap(one)(tensors, *(parts[i] for i in places))
 
     @torch.no_grad()
-    def reference(self, batch: StackedBatch, aim: Target, buffers: Tree | None) -> Tensor | None:
+    def reference(self, batch: StackedBatch, aim: Target, buffers: Tree | None) -> Any:
         """Compute the output of a model that the server sent, on the same samples."""
         if not aim.objective.reference:
             return None
@@ -199,9 +199,9 @@ class StackedWorkspace:
 
             def predict(model: nn.Module) -> Any:
                 if self.by_kernels:
-                    return self.task.predict(model, tensors)
+                    return self.task.predict_for(aim.objective, model, tensors)
                 with StackedFunctions(at, lowered, self.lowered) as functions:
-                    return functions.finish(self.task.predict(model, tensors))
+                    return functions.finish(self.task.predict_for(aim.objective, model, tensors))
 
             return inside.call(lowered, predict)
 
@@ -276,9 +276,7 @@ class KernelWorkspace(StackedWorkspace):
         side.join()
         return Gradient(into, losses.detach(), after)
 
-    def losses(
-        self, module: nn.Module, batch: StackedBatch, aim: Target, output: Any, reference: Tensor | None
-    ) -> Tensor:
+    def losses(self, module: nn.Module, batch: StackedBatch, aim: Target, output: Any, reference: Any) -> Tensor:
         """Compute one loss for each client, those of all clients at once where the loss treats samples one by one."""
         mask = batch.mask
         if aim.objective.of_problem and hasattr(self.task.problem.loss, "batch_mean"):
