@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -300,3 +300,89 @@ def test_features_are_compared_with_those_of_the_model_that_was_sent(smooth: boo
     method = fk.method("near", weights=fk.BySize(), objective=Near())
     for engine in ("serial", "stacked"):
         close(found(problem(smooth), method, engine), expected)
+
+
+# ---- MOON ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class LastModel(fk.Rule, stackable=True):
+    """Keep the client's last model."""
+
+    def client_slots(self, params: fk.Tree) -> dict[str, Any]:
+        return {"prev": params}
+
+    def finish(self, report: dict[str, Any], client: dict[str, Any], at: fk.Local) -> tuple[Any, Any]:
+        return report, client | {"prev": at.params}
+
+
+@dataclass(frozen=True)
+class Contrastive(fk.Objective):
+    """The loss − log of softmax(cos(h, h_global) / T, cos(h, h_last) / T) at the first."""
+
+    temperature: float = 0.5
+    adds: ClassVar[bool] = True
+    reference: ClassVar[bool] = True
+    teacher: ClassVar[tuple[str, ...]] = ("params", "prev")
+    features: ClassVar[bool] = True
+
+    def losses(self, output: tuple[Tensor, Tensor], target: Tensor, given: fk.Given) -> Tensor:
+        alike = [functional.cosine_similarity(output[1], other) for _, other in given.reference]
+        return -(torch.stack(alike, 1) / self.temperature).log_softmax(1)[:, 0]
+
+
+def moon(temperature: float = 0.5) -> fk.Method:
+    return fk.method("moon", gradient=[LastModel()], weights=fk.BySize(), objective=Contrastive(temperature))
+
+
+def follow_moon(given: fk.Problem, schedule: list[list[int]]) -> list[Params]:
+    """MOON by plain autograd: the global model after each round."""
+    model = given.model.double()
+    w, expected = first(given), []
+    last = [w for _ in SIZES]
+    for selected in schedule:
+        for i in selected:
+            x, y = given.clients[i][0].double(), given.clients[i][1]
+            here, (_, sent), (_, before) = w, pass_through(model, w, x), pass_through(model, last[i], x)
+            for _ in range(2):
+                params = {n: leaf.clone().requires_grad_() for n, leaf in here.items()}
+                z, h = pass_through(model, params, x)
+                near, far = (torch.exp(functional.cosine_similarity(h, other, dim=1) / 0.5) for other in (sent, before))
+                loss = functional.cross_entropy(z, y) - torch.log(near / (near + far)).mean()
+                here = combine((1, here), (-0.1, slope(loss, params)))
+            last[i] = here
+        total = sum(SIZES[i] for i in selected)
+        w = combine(*((SIZES[i] / total, last[i]) for i in selected))
+        expected.append(w)
+    return expected
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_moon_contrasts_with_the_global_model_and_the_clients_last(smooth: bool) -> None:
+    expected = follow_moon(problem(smooth), SCHEDULE)
+    for engine in ("serial", "stacked"):
+        close(found(problem(smooth), moon(), engine), expected)
+
+
+class Everywhere(LastModel):
+    """The same rule, which does not say that it can be stacked without vmap."""
+
+
+def test_moon_is_the_same_where_rules_are_stacked_by_vmap() -> None:
+    expected = follow_moon(problem(smooth=False), SCHEDULE)
+    method = fk.method("moon", gradient=[Everywhere()], weights=fk.BySize(), objective=Contrastive())
+    close(found(problem(smooth=False), method, "stacked"), expected)
+
+
+@dataclass(frozen=True)
+class KeepsBias(fk.Rule):
+    def client_slots(self, params: fk.Tree) -> dict[str, Any]:
+        return {"prev": params.only(lambda name: name.endswith("bias"))}
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [(fk.Proximal(0.1), "'prev', which no rule of 'mine' sends or keeps"), (KeepsBias(), "'prev', which is no whole")],
+)
+def test_a_teacher_that_no_client_keeps_is_refused(rule: fk.Rule, message: str) -> None:
+    method = fk.method("mine", gradient=[rule], weights=fk.Uniform(), objective=Contrastive())
+    with pytest.raises(fk.MethodError, match=message):
+        found(problem(smooth=False), method, "serial")

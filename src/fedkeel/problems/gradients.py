@@ -61,9 +61,8 @@ class Workspace:
         self, params: Tree, batch: Batch, objective: Objective, message: State, buffers: Tree | None
     ) -> Gradient:
         """The gradient of the objective on a batch, and the loss."""
-        reference = None
-        if objective.reference:
-            reference = self.output(message[objective.teacher], message.get("buffers", buffers), batch, objective)
+        sent = message.get("buffers", buffers)
+        reference = objective.read_teachers(lambda slot: self.output(message[slot], sent, batch, objective))
         given = Given(reference, batch.histogram, message, batch.noise)
         self.load(params, buffers)
         if batch.key is not None:

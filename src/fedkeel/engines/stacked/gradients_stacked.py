@@ -98,7 +98,7 @@ class StackedWorkspace:
 
     def gradient(self, params: Tree, batch: StackedBatch, aim: Target, buffers: Tree | None) -> Gradient:
         """Take the gradients of clients with equal, or filled-up, batches."""
-        reference = self.reference(batch, aim, buffers)
+        reference = aim.objective.read_teachers(partial(self.output, batch, aim, buffers))
         self.task.reset_counters()
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
         seen = {} if buffers is None else {name: leaf.clone() for name, leaf in buffers.items()}
@@ -184,10 +184,8 @@ class StackedWorkspace:
         return vmap(one)(tensors, *(parts[i] for i in places))
 
     @torch.no_grad()
-    def reference(self, batch: StackedBatch, aim: Target, buffers: Tree | None) -> Any:
-        """Compute the output of a model that the server sent, on the same samples."""
-        if not aim.objective.reference:
-            return None
+    def output(self, batch: StackedBatch, aim: Target, buffers: Tree | None, slot: str) -> Any:
+        """Compute the output of another model on the same samples."""
         assert self.inside is not None
         inside = self.inside
         state = aim.message.get("buffers", buffers)
@@ -209,7 +207,7 @@ class StackedWorkspace:
         try:
             with explain_unstackable():
                 output = vmap(one, in_dims=(aim.message_axis, None if shared or state is None else 0, 0))(
-                    dict(aim.message[aim.objective.teacher].items()),
+                    dict(aim.message[slot].items()),
                     {} if state is None else dict(state.items()),
                     self.lower_inputs(batch),
                 )
@@ -253,7 +251,7 @@ class KernelWorkspace(StackedWorkspace):
     def gradient(self, params: Tree, batch: StackedBatch, aim: Target, buffers: Tree | None) -> Gradient:
         module = self.task.module
         assert module is not None
-        reference = self.reference(batch, aim, buffers)
+        reference = aim.objective.read_teachers(partial(self.output, batch, aim, buffers))
         into = Tree(torch.empty_like(params.buffer, memory_format=torch.contiguous_format), params.layout)
         after = None if buffers is None else Tree(torch.empty_like(buffers.buffer), buffers.layout)
         running = None if buffers is None else RunningBuffers(buffers, after, batch.mask)
