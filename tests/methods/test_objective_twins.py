@@ -170,7 +170,38 @@ def test_what_feddecorr_cannot_do_is_said_in_a_line() -> None:
         fk.run(fk.Experiment(problem=given, method="feddecorr", **settings), engine="serial")
     with pytest.raises(fk.MethodError, match="fedlc trains on an objective of its own"):
         build("feddecorr+fedlc")
+    with pytest.raises(fk.MethodError, match="feddecorr brings another, and a phase has only one") as refused:
+        build("feddecorr+smoothed+fedavg")
+    assert "return the sum of both" in str(refused.value)
     assert build("feddecorr+fedprox", {"beta": 0.2}).phases[0].objective == fk.Decorrelated(0.2)
+
+
+@dataclass(frozen=True)
+class Both(fk.Objective):
+    """Smoothed labels and decorrelated features."""
+
+    smoothing: float
+    beta: float
+    adds: ClassVar[bool] = True
+    features: ClassVar[bool] = True
+    scores: ClassVar[bool] = True
+    labels: ClassVar[bool] = True
+
+    def losses(self, output: tuple[Tensor, Tensor], target: Tensor, given: fk.Given) -> Tensor:
+        smoothed = fk.Smoothed(self.smoothing).losses(output[0], target, given)
+        return smoothed + fk.Decorrelated(self.beta).losses(output, target, given)
+
+
+def test_one_objective_may_return_the_sum_of_two() -> None:
+    def train(method: fk.Method | str, engine: str = "serial") -> list[Params]:
+        return found(problem(smooth=False), build(method) if isinstance(method, str) else method, engine)
+
+    def both(smoothing: float, beta: float) -> fk.Method:
+        return fk.method("both", weights=fk.BySize(), objective=Both(smoothing, beta))
+
+    close(train(both(0.1, 0.0)), train("smoothed+fedavg"))
+    close(train(both(0.0, 0.1)), train("feddecorr"))
+    close(train(both(0.1, 0.1)), train(both(0.1, 0.1), "stacked"))
 
 
 class Tied(nn.Module):
