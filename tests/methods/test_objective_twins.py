@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -169,7 +170,38 @@ def test_what_feddecorr_cannot_do_is_said_in_a_line() -> None:
         fk.run(fk.Experiment(problem=given, method="feddecorr", **settings), engine="serial")
     with pytest.raises(fk.MethodError, match="fedlc trains on an objective of its own"):
         build("feddecorr+fedlc")
+    with pytest.raises(fk.MethodError, match="feddecorr brings another, and a phase has only one") as refused:
+        build("feddecorr+smoothed+fedavg")
+    assert "return the sum of both" in str(refused.value)
     assert build("feddecorr+fedprox", {"beta": 0.2}).phases[0].objective == fk.Decorrelated(0.2)
+
+
+@dataclass(frozen=True)
+class Both(fk.Objective):
+    """Smoothed labels and decorrelated features."""
+
+    smoothing: float
+    beta: float
+    adds: ClassVar[bool] = True
+    features: ClassVar[bool] = True
+    scores: ClassVar[bool] = True
+    labels: ClassVar[bool] = True
+
+    def losses(self, output: tuple[Tensor, Tensor], target: Tensor, given: fk.Given) -> Tensor:
+        smoothed = fk.Smoothed(self.smoothing).losses(output[0], target, given)
+        return smoothed + fk.Decorrelated(self.beta).losses(output, target, given)
+
+
+def test_one_objective_may_return_the_sum_of_two() -> None:
+    def train(method: fk.Method | str, engine: str = "serial") -> list[Params]:
+        return found(problem(smooth=False), build(method) if isinstance(method, str) else method, engine)
+
+    def both(smoothing: float, beta: float) -> fk.Method:
+        return fk.method("both", weights=fk.BySize(), objective=Both(smoothing, beta))
+
+    close(train(both(0.1, 0.0)), train("smoothed+fedavg"))
+    close(train(both(0.0, 0.1)), train("feddecorr"))
+    close(train(both(0.1, 0.1)), train(both(0.1, 0.1), "stacked"))
 
 
 class Tied(nn.Module):
@@ -256,3 +288,132 @@ def test_smoothed_labels_need_scores_of_classes() -> None:
     given = replace(given, clients=[(x, torch.zeros(len(x), 3)) for x, _ in given.clients], test=None)
     with pytest.raises(fk.MethodError, match="smoothed"):
         fk.run(fk.Experiment(problem=given, method="smoothed+fedavg", rounds=1, epochs=1, batch_size=4, lr=0.1))
+
+
+# ---- features of other models --------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Near(fk.Objective):
+    """The loss + ‖features − those of the model that was sent‖²."""
+
+    adds: ClassVar[bool] = True
+    reference: ClassVar[bool] = True
+    features: ClassVar[bool] = True
+
+    def losses(self, output: tuple[Tensor, Tensor], target: Tensor, given: fk.Given) -> Tensor:
+        return (output[1] - given.reference[1]).square().sum(1)
+
+
+def pass_through(model: nn.Module, params: Params, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits and features."""
+    hidden = model[1](functional.linear(x, params["0.weight"], params["0.bias"]))
+    return functional.linear(hidden, params["2.weight"], params["2.bias"]), hidden
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_features_are_compared_with_those_of_the_model_that_was_sent(smooth: bool) -> None:
+    given = problem(smooth)
+    model = given.model.double()
+    w, expected = first(given), []
+    for selected in SCHEDULE:
+        ends = {}
+        for i in selected:
+            x, y = given.clients[i][0].double(), given.clients[i][1]
+            here = w
+            for _ in range(2):
+                params = {n: leaf.clone().requires_grad_() for n, leaf in here.items()}
+                (z, h), (_, sent) = pass_through(model, params, x), pass_through(model, w, x)
+                apart = (h - sent).square().sum(1).mean()
+                here = combine((1, here), (-0.1, slope(functional.cross_entropy(z, y) + apart, params)))
+            ends[i] = here
+        total = sum(SIZES[i] for i in ends)
+        w = combine(*((SIZES[i] / total, end) for i, end in ends.items()))
+        expected.append(w)
+    method = fk.method("near", weights=fk.BySize(), objective=Near())
+    for engine in ("serial", "stacked"):
+        close(found(problem(smooth), method, engine), expected)
+
+
+# ---- MOON ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class LastModel(fk.Rule, stackable=True):
+    """Keep the client's last model."""
+
+    def client_slots(self, params: fk.Tree) -> dict[str, Any]:
+        return {"prev": params}
+
+    def finish(self, report: dict[str, Any], client: dict[str, Any], at: fk.Local) -> tuple[Any, Any]:
+        return report, client | {"prev": at.params}
+
+
+@dataclass(frozen=True)
+class Contrastive(fk.Objective):
+    """The loss − log of softmax(cos(h, h_global) / T, cos(h, h_last) / T) at the first."""
+
+    temperature: float = 0.5
+    adds: ClassVar[bool] = True
+    reference: ClassVar[bool] = True
+    teacher: ClassVar[tuple[str, ...]] = ("params", "prev")
+    features: ClassVar[bool] = True
+
+    def losses(self, output: tuple[Tensor, Tensor], target: Tensor, given: fk.Given) -> Tensor:
+        alike = [functional.cosine_similarity(output[1], other) for _, other in given.reference]
+        return -(torch.stack(alike, 1) / self.temperature).log_softmax(1)[:, 0]
+
+
+def moon(temperature: float = 0.5) -> fk.Method:
+    return fk.method("moon", gradient=[LastModel()], weights=fk.BySize(), objective=Contrastive(temperature))
+
+
+def follow_moon(given: fk.Problem, schedule: list[list[int]]) -> list[Params]:
+    """MOON by plain autograd: the global model after each round."""
+    model = given.model.double()
+    w, expected = first(given), []
+    last = [w for _ in SIZES]
+    for selected in schedule:
+        for i in selected:
+            x, y = given.clients[i][0].double(), given.clients[i][1]
+            here, (_, sent), (_, before) = w, pass_through(model, w, x), pass_through(model, last[i], x)
+            for _ in range(2):
+                params = {n: leaf.clone().requires_grad_() for n, leaf in here.items()}
+                z, h = pass_through(model, params, x)
+                near, far = (torch.exp(functional.cosine_similarity(h, other, dim=1) / 0.5) for other in (sent, before))
+                loss = functional.cross_entropy(z, y) - torch.log(near / (near + far)).mean()
+                here = combine((1, here), (-0.1, slope(loss, params)))
+            last[i] = here
+        total = sum(SIZES[i] for i in selected)
+        w = combine(*((SIZES[i] / total, last[i]) for i in selected))
+        expected.append(w)
+    return expected
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_moon_contrasts_with_the_global_model_and_the_clients_last(smooth: bool) -> None:
+    expected = follow_moon(problem(smooth), SCHEDULE)
+    for engine in ("serial", "stacked"):
+        close(found(problem(smooth), moon(), engine), expected)
+
+
+class Everywhere(LastModel):
+    """The same rule, which does not say that it can be stacked without vmap."""
+
+
+def test_moon_is_the_same_where_rules_are_stacked_by_vmap() -> None:
+    expected = follow_moon(problem(smooth=False), SCHEDULE)
+    method = fk.method("moon", gradient=[Everywhere()], weights=fk.BySize(), objective=Contrastive())
+    close(found(problem(smooth=False), method, "stacked"), expected)
+
+
+@dataclass(frozen=True)
+class KeepsBias(fk.Rule):
+    def client_slots(self, params: fk.Tree) -> dict[str, Any]:
+        return {"prev": params.only(lambda name: name.endswith("bias"))}
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [(fk.Proximal(0.1), "'prev', which no rule of 'mine' sends or keeps"), (KeepsBias(), "'prev', which is no whole")],
+)
+def test_a_teacher_that_no_client_keeps_is_refused(rule: fk.Rule, message: str) -> None:
+    method = fk.method("mine", gradient=[rule], weights=fk.Uniform(), objective=Contrastive())
+    with pytest.raises(fk.MethodError, match=message):
+        found(problem(smooth=False), method, "serial")

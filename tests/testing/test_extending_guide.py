@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fedkeel as fk
+from fedkeel.core.objectives import Given
 from fedkeel.testing import check_method, check_partition, check_rule
 from fedkeel.testing.laws import LAWS
 from fedkeel.testing.trial import Trial, difference
@@ -84,6 +85,35 @@ def test_the_guides_partition_obeys_the_laws(tmp_path, monkeypatch):
     check_partition("nths:EveryNth,clients=5")
     check_partition(importlib.import_module("nths").EveryNth(5))
     del sys.modules["nths"]
+
+
+@pytest.mark.slow
+def test_the_guides_not_true_distillation_is_the_loss_without_beta(tmp_path, monkeypatch):
+    (tmp_path / "not_true.py").write_text(find_block("class NotTrue(").partition("\n\n\nmethod =")[0] + MADE)
+    monkeypatch.syspath_prepend(tmp_path)
+    made = importlib.import_module("not_true").made
+    check_method(made, neutral={"beta": 0.0}, base="fedavg", skip=["processes_agree"])
+    assert difference(Trial(made()).plain, Trial(fk.METHODS["fedavg"]()).plain) > 1e-9
+    del sys.modules["not_true"]
+
+
+MADE = """
+
+
+def made(beta: float = 1.0) -> fk.Method:
+    \"\"\"FedAvg on the objective.\"\"\"
+    return fk.method("not-true", objective=NotTrue(beta), weights=fk.BySize())
+"""
+
+
+def test_the_guide_and_the_docstrings_name_every_flag_of_an_objective():
+    flags = [name for name, kind in vars(fk.Objective)["__annotations__"].items() if "ClassVar" in str(kind)]
+    assert len(flags) > 9
+    for flag in flags:
+        assert flag == "of_problem" or (f"| `{flag} = " in GUIDE and f"`{flag}`" in str(fk.Objective.__doc__)), flag
+    for word in Given._fields:
+        assert f"| `given.{word}` |" in GUIDE, word
+        assert f"`{word}`" in str(Given.__doc__), word
 
 
 def test_the_guide_names_every_law_and_every_fact():

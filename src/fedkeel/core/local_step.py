@@ -85,6 +85,16 @@ def keep_axes(before: State, after: State) -> State:
     return after | lost if lost else after
 
 
+def add_own_teachers(objective: Objective, message: State, carry: Carry, lift: Lift, axis: int | None) -> State:
+    """The message with those models that the objective compares with and the client itself keeps.
+
+    It then has a client axis.
+    """
+    params, client = carry
+    own = {slot: client[slot] for slot in objective.teachers if slot in client and slot not in message}
+    return lift(lambda message, own, params: message | own, (axis, 0, 0))(message, own, params) if own else message
+
+
 def make_local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool, axis: int | None) -> Body:
     """Make the body of a phase: perturb, take the gradient there, pass it through the chain, step.
 
@@ -124,11 +134,12 @@ def make_local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool
         lr = lr if scale is None else lr * scale
         old, point, before, buffers = client, params, None, client.get("buffers")
         if ascends is not None:
-            first = gradient(params, batch, ascends, message, buffers)
+            first = gradient(params, batch, ascends, add_own_teachers(ascends, message, carry, lift, axis), buffers)
             before = first.tree
         if phase.perturb:
             point, client = climb(before, client, params, start, message, lr, steps, step, key)
-        second = gradient(point, batch, phase.objective, message, buffers)
+        told = add_own_teachers(phase.objective, message, (params, client), lift, axis)
+        second = gradient(point, batch, phase.objective, told, buffers)
         # the statistics of the unperturbed pass, where there is one; its loss, where it is one of the same objective
         buffers = first.buffers if climbs else second.buffers
         if buffers is not None and phase.trains:

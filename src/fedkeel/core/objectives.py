@@ -6,6 +6,7 @@ number per sample, so any engine can offer it. A user's own is a subclass of Obj
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,37 +20,64 @@ from fedkeel.typed_values import check_fields
 
 
 class Given(NamedTuple):
-    """What an objective may read besides outputs and targets."""
+    """What an objective may read besides outputs and targets.
 
-    reference: Tensor | None = None  # the output of a model that the server sent, on the same samples
-    histogram: Tensor | None = None  # how many samples of each class the client has
+    `reference`: the output of another model on the same samples, or a tuple of several. `histogram`: how many samples
+    of each class the client has. `message`: what the server sent. `key`: randomness for this (seed, round, client,
+    step), 0-d int64. `mask`: 1 for each real sample, 0 for one that only fills the batch up; None: all are real.
+    `ignored`: the class that the problem's loss ignores, such as padding; None: it ignores none.
+    """
+
+    reference: Any = None
+    histogram: Tensor | None = None
     message: dict[str, Any] = {}  # noqa: RUF012 - read, never written
-    key: Tensor | None = None  # 0-d int64: randomness for this (seed, round, client, step)
-    mask: Tensor | None = None  # 1 for each real sample, 0 for one that only fills the batch up; None: all are real
-    ignored: int | None = None  # the class that the problem's loss ignores, such as padding; None: it ignores none
+    key: Tensor | None = None
+    mask: Tensor | None = None
+    ignored: int | None = None
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What is differentiated. A subclass defines `losses` and declares below what they need."""
+    """What is differentiated. A subclass defines `losses`, and says in class attributes what they need.
+
+    `adds`: to the problem's own loss, which is taken too. `reference`: the output of another model, in the slot
+    `teacher` of the server's message or of the client; of several slots, a tuple of their outputs. `features`: outputs
+    are pairs, the prediction and what the classifier was given for it, that of the reference, too. `asks`: facts
+    gathered only when asked for, "histogram" and "key". `of`: the method of the model that gives the output, called
+    with the key if asked for. `total`: the values of a batch are added up, not averaged. `scores`: takes scores of
+    several classes before a softmax; other outputs are refused. `labels`: reads each sample's class; targets with a
+    share for each class are refused. `differentiable` False: only the value is measured.
+    """
 
     of_problem: ClassVar[bool] = False  # the problem's own loss is taken; `losses` is never called
-    differentiable: ClassVar[bool] = True  # False: only the value is measured
-    reference: ClassVar[bool] = False  # reads the output of a model that the server sent
-    teacher: ClassVar[str] = "params"  # which model that is: its slot of the message
-    adds: ClassVar[bool] = False  # to the problem's own loss, which is taken too
-    features: ClassVar[bool] = False  # the output is a pair: the prediction, and what the classifier was given for it
-    asks: ClassVar[tuple[str, ...]] = ()  # facts that are gathered only when asked for: "histogram", "key"
-    of: ClassVar[str] = ""  # the method of the model that gives the output, called with the key if asked for
-    total: ClassVar[bool] = False  # the values of a batch are added up, not averaged
-    scores: ClassVar[bool] = False  # takes scores of several classes before a softmax; other outputs are refused
-    labels: ClassVar[bool] = False  # reads each sample's class: targets with a share for each class are refused
+    differentiable: ClassVar[bool] = True
+    reference: ClassVar[bool] = False
+    teacher: ClassVar[str | tuple[str, ...]] = "params"
+    adds: ClassVar[bool] = False
+    features: ClassVar[bool] = False
+    asks: ClassVar[tuple[str, ...]] = ()
+    of: ClassVar[str] = ""
+    total: ClassVar[bool] = False
+    scores: ClassVar[bool] = False
+    labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_fields(self, MethodError, f"objective {type(self).__name__}")
 
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        """The slots of the models that the output is compared with."""
+        if not self.reference:
+            return ()
+        return (self.teacher,) if isinstance(self.teacher, str) else self.teacher
+
+    def read_teachers(self, output_of: Callable[[str], Any]) -> Any:
+        """What `given.reference` is, where `output_of(slot)` is the output of the model in a slot."""
+        outputs = tuple(output_of(slot) for slot in self.teachers)
+        return (outputs[0] if isinstance(self.teacher, str) else outputs) if outputs else None
+
     def losses(self, output: Any, target: Tensor, given: Given) -> Tensor:
-        """One value per sample, or one number for the batch."""
+        """One value per sample, or one number for the batch. `given` is a Given."""
         raise MethodError(f"{type(self).__name__} does not say its losses.", "def losses(self, output, target, given)")
 
 
@@ -80,7 +108,6 @@ class Distilled(Objective):
     scores: ClassVar[bool] = True
 
     def losses(self, output: Tensor, target: Tensor, given: Given) -> Tensor:
-        assert given.reference is not None
         both = (put_classes_last(scores, target) / self.temperature for scores in (output, given.reference))
         mine, theirs = (functional.log_softmax(scores, -1) for scores in both)
         apart = (theirs.exp() * (theirs - mine)).sum(-1)

@@ -15,7 +15,16 @@ from fedkeel.core.contract import FACTS, check_kept_slots, check_same_layout, ch
 from fedkeel.core.local_step import Gradient, StepInput
 from fedkeel.core.method import Method
 from fedkeel.core.objectives import Objective
-from fedkeel.core.round import PhaseWork, broadcast, deploy, init_client, init_server, local_round, server_round
+from fedkeel.core.round import (
+    PhaseWork,
+    broadcast,
+    deploy,
+    init_client,
+    init_round,
+    init_server,
+    local_round,
+    server_round,
+)
 from fedkeel.core.rule import LOCAL_STAGES, Local, Rule, State, Weighting
 from fedkeel.core.stacking import check_alike
 from fedkeel.core.trees import Tree, all_finite, stack, tensors
@@ -48,13 +57,8 @@ def rehearse_rounds(method: Method, watched: Method, task: Task) -> None:
     """Two rounds of a client and the server, and the final phase."""
     first = rehearse_client(watched, task)
     for objective in method.objectives:
-        if objective.reference and objective.teacher not in first.message:
-            raise MethodError(
-                f"{type(objective).__name__} compares with the model {objective.teacher!r}, which no rule of "
-                f"{method.name!r} sends.",
-                f"add the rule whose broadcast sends {objective.teacher!r}",
-            )
-        try_objective(task, method, objective, first.message)
+        models = find_teachers(method, task, objective, first)
+        try_objective(task, method, objective, first.message | models)
     server = rehearse_server(watched, task, init_server(watched, task.initial, task.buffers), first)
     deploy(watched, server)
     if all_finite((server, first.state)):  # what is made of no gradient may be no number, and break the next round
@@ -63,6 +67,21 @@ def rehearse_rounds(method: Method, watched: Method, task: Task) -> None:
         rehearse_server(watched, task, server, second)
     if method.final is not None:
         rehearse_client(watched.tuning, task, first.message, first.state)
+
+
+def find_teachers(method: Method, task: Task, objective: Objective, client: Rehearsal) -> State:
+    """Return the models that an objective compares with; refuse what no rule sends or keeps, or what is no model."""
+    known = init_round(method, task.initial) | client.state | client.message
+    for slot in objective.teachers:
+        name = f"{type(objective).__name__} compares with the model {slot!r}"
+        if slot not in known:
+            raise MethodError(
+                f"{name}, which no rule of {method.name!r} sends or keeps at a client.",
+                f"add the rule whose broadcast sends {slot!r}, or that keeps it in client_slots",
+            )
+        if not isinstance(known[slot], Tree) or known[slot].layout != task.initial.layout:
+            raise MethodError(f"{name}, which is no whole model.", f"keep it as one: {{{slot!r}: params}}")
+    return {slot: known[slot] for slot in objective.teachers}
 
 
 def rehearse_client(

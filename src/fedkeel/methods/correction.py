@@ -129,8 +129,10 @@ def train_on(base: Method, objective: Objective, name: str) -> Method:
             return phase
         if phase.objective != Loss():
             raise MethodError(
-                f"{base.name} trains on an objective of its own ({phase.objective}), which {name} would replace.",
-                f"put it on a method that trains on the loss: {name}+scaffold",
+                f"{base.name} trains on an objective of its own ({phase.objective}), {name} brings another, and a "
+                "phase has only one.",
+                f"put it on a method that trains on the loss: {name}+scaffold; or write an fk.Objective whose losses "
+                "return the sum of both",
             )
         return replace(phase, objective=objective)
 

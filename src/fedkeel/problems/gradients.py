@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedkeel.core.local_step import Gradient
+from fedkeel.core.method import LOSS
 from fedkeel.core.objectives import Given, Objective
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
@@ -59,9 +61,8 @@ class Workspace:
         self, params: Tree, batch: Batch, objective: Objective, message: State, buffers: Tree | None
     ) -> Gradient:
         """The gradient of the objective on a batch, and the loss."""
-        reference = None
-        if objective.reference:
-            reference = self.output(message[objective.teacher], message.get("buffers", buffers), batch)
+        sent = message.get("buffers", buffers)
+        reference = objective.read_teachers(lambda slot: self.output(message[slot], sent, batch, objective))
         given = Given(reference, batch.histogram, message, batch.noise)
         self.load(params, buffers)
         if batch.key is not None:
@@ -98,13 +99,13 @@ class Workspace:
         return None if self.buffers is None else Tree(self.buffers.buffer.clone(), self.buffers.layout)
 
     @torch.no_grad()
-    def output(self, params: Tree, buffers: Tree | None, batch: Batch) -> Tensor | None:
-        """The prediction of another model on the same samples."""
+    def output(self, params: Tree, buffers: Tree | None, batch: Batch, objective: Objective = LOSS) -> Any:
+        """The prediction of another model on the same samples, in the form that an objective asks for."""
         assert isinstance(self.model, nn.Module)
         self.load(params, buffers)
         self.model.eval()
         try:
-            return self.task.predict(self.model, batch.tensors)
+            return self.task.predict_for(objective, self.model, batch.tensors)
         finally:
             self.model.train()
 

@@ -193,16 +193,20 @@ class Task:
         call = call_network if self.compute == self.dtype else partial(call_mixed, self.compute, self.dtype)
         return call(model, tensors, self.problem.names) if isinstance(model, nn.Module) else None
 
+    def predict_for(self, objective: Objective, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> Any:
+        """The prediction, and with it the features where an objective asks for them."""
+        if not objective.features or not isinstance(model, nn.Module):
+            return self.predict(model, tensors)
+        own = self.classifier if model is self.module else find_classifier(model, self.problem.head)
+        with note_inputs(own) as inputs:
+            return self.predict(model, tensors), read_features(inputs)
+
     def output(
         self, model: nn.Module | Mapping[str, Tensor], tensors: Sample, objective: Objective, noise: Tensor | None
     ) -> Any:
         """What an objective judges: the model's prediction, or what another of its methods gives."""
-        if objective.features and isinstance(model, nn.Module):
-            own = self.classifier if model is self.module else find_classifier(model, self.problem.head)
-            with note_inputs(own) as inputs:
-                return self.predict(model, tensors), read_features(inputs)
-        if not objective.of:
-            return self.predict(model, tensors)
+        if objective.features or not objective.of:
+            return self.predict_for(objective, model, tensors)
         given = () if noise is None or "key" not in objective.asks else (noise,)
         return getattr(model, objective.of)(*tensors[:-1], *given)
 

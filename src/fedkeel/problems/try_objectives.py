@@ -107,7 +107,7 @@ def predict(task: Task, model: Any, objective: Objective, message: State, rows: 
     batch = task.batch(int(task.clients.sizes.argmax()), rows, noise=noise)
     with torch.random.fork_rng(devices=list_gpus(task.device)):
         with torch.no_grad():
-            reference = task.predict(model.eval(), batch.tensors) if objective.reference else None
+            reference = objective.read_teachers(lambda _: task.predict_for(objective, model.eval(), batch.tensors))
         train_but_norms(model)
         output = task.output(model, batch.tensors, objective, noise)
     return output, batch.tensors, Given(reference, batch.histogram, message, noise, ignored=task.ignored)

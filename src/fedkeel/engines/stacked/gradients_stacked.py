@@ -59,7 +59,7 @@ class Target:
         """The client axis of the message: None where all clients got the same."""
         return 0 if self.message and self.message["params"].buffer.dim() == 2 else None
 
-    def given(self, batch: StackedBatch, reference: Tensor | None) -> tuple[Given, Given]:
+    def given(self, batch: StackedBatch, reference: Any) -> tuple[Given, Given]:
         """What the objective may read, and the client axis of each part of it."""
         # vmap would split a message that is not read for nothing
         message = {} if self.objective.of_problem else self.message
@@ -98,7 +98,7 @@ class StackedWorkspace:
 
     def gradient(self, params: Tree, batch: StackedBatch, aim: Target, buffers: Tree | None) -> Gradient:
         """Take the gradients of clients with equal, or filled-up, batches."""
-        reference = self.reference(batch, aim, buffers)
+        reference = aim.objective.read_teachers(partial(self.output, batch, aim, buffers))
         self.task.reset_counters()
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
         seen = {} if buffers is None else {name: leaf.clone() for name, leaf in buffers.items()}
@@ -184,10 +184,8 @@ class StackedWorkspace:
         return vmap(one)(tensors, *(parts[i] for i in places))
 
     @torch.no_grad()
-    def reference(self, batch: StackedBatch, aim: Target, buffers: Tree | None) -> Tensor | None:
-        """Compute the output of a model that the server sent, on the same samples."""
-        if not aim.objective.reference:
-            return None
+    def output(self, batch: StackedBatch, aim: Target, buffers: Tree | None, slot: str) -> Any:
+        """Compute the output of another model on the same samples."""
         assert self.inside is not None
         inside = self.inside
         state = aim.message.get("buffers", buffers)
@@ -199,9 +197,9 @@ class StackedWorkspace:
 
             def predict(model: nn.Module) -> Any:
                 if self.by_kernels:
-                    return self.task.predict(model, tensors)
+                    return self.task.predict_for(aim.objective, model, tensors)
                 with StackedFunctions(at, lowered, self.lowered) as functions:
-                    return functions.finish(self.task.predict(model, tensors))
+                    return functions.finish(self.task.predict_for(aim.objective, model, tensors))
 
             return inside.call(lowered, predict)
 
@@ -209,7 +207,7 @@ class StackedWorkspace:
         try:
             with explain_unstackable():
                 output = vmap(one, in_dims=(aim.message_axis, None if shared or state is None else 0, 0))(
-                    dict(aim.message[aim.objective.teacher].items()),
+                    dict(aim.message[slot].items()),
                     {} if state is None else dict(state.items()),
                     self.lower_inputs(batch),
                 )
@@ -253,7 +251,7 @@ class KernelWorkspace(StackedWorkspace):
     def gradient(self, params: Tree, batch: StackedBatch, aim: Target, buffers: Tree | None) -> Gradient:
         module = self.task.module
         assert module is not None
-        reference = self.reference(batch, aim, buffers)
+        reference = aim.objective.read_teachers(partial(self.output, batch, aim, buffers))
         into = Tree(torch.empty_like(params.buffer, memory_format=torch.contiguous_format), params.layout)
         after = None if buffers is None else Tree(torch.empty_like(buffers.buffer), buffers.layout)
         running = None if buffers is None else RunningBuffers(buffers, after, batch.mask)
@@ -276,9 +274,7 @@ class KernelWorkspace(StackedWorkspace):
         side.join()
         return Gradient(into, losses.detach(), after)
 
-    def losses(
-        self, module: nn.Module, batch: StackedBatch, aim: Target, output: Any, reference: Tensor | None
-    ) -> Tensor:
+    def losses(self, module: nn.Module, batch: StackedBatch, aim: Target, output: Any, reference: Any) -> Tensor:
         """Compute one loss for each client, those of all clients at once where the loss treats samples one by one."""
         mask = batch.mask
         if aim.objective.of_problem and hasattr(self.task.problem.loss, "batch_mean"):
