@@ -54,8 +54,8 @@ def model(
     init = "FILE" of another experiment. Of a network that was given from Python it holds what was trained, for
     strict=False; with --problem all, as a frozen base, weights under a second name and buffers of whole numbers.
 
-    A .onnx file holds the whole network, for any number of samples; its inputs are as the experiment prepares them. It
-    needs the extra `fedkeel\\[onnx]`, and for a problem of your own also --problem.
+    A .onnx file holds the whole network, for any number of samples; its inputs are as the experiment prepares them, by
+    name where the data have names. It needs the extra `fedkeel\\[onnx]`, and for a problem of your own also --problem.
     """
     from safetensors.torch import save_file
 
