@@ -27,6 +27,7 @@ group = typer.Typer(
 @pages.examples(
     "fedkeel export model runs/fedavg-59601bb60e28 model.safetensors",
     "fedkeel export model runs/fedavg-59601bb60e28 model.onnx",
+    "fedkeel export model runs/fedper-59601bb60e28 client-3.safetensors --client 3",
 )
 def model(
     run: Annotated[Path, argument(metavar="RUN", help="A run's folder.")],
@@ -40,15 +41,21 @@ def model(
             help="last; best: the one that --keep best has kept; plain: the one that ema+ and swa+ average.",
         ),
     ] = "last",
+    client: Annotated[
+        int | None, option(metavar="N", help="That client's own model, of methods such as fedper and ditto; from 0.")
+    ] = None,
 ) -> None:
     """Write the trained server model of a run, the one that was evaluated, as a safetensors or an ONNX file.
+
+    With --client, write one client's model at the run's end: the one that it last trained where the experiment's
+    evaluation judges "local" models, else the one that it would begin the next round with.
 
     A .safetensors file holds weights (and buffers) by name, for `load_state_dict` of the same network, or for
     init = "FILE" of another experiment. Of a network that was given from Python it holds what was trained, for
     strict=False; with --problem all, as a frozen base, weights under a second name and buffers of whole numbers.
 
-    A .onnx file holds the whole network, for any number of samples; its inputs are as the experiment prepares them. It
-    needs the extra `fedkeel\\[onnx]`, and for a problem of your own also --problem.
+    A .onnx file holds the whole network, for any number of samples; its inputs are as the experiment prepares them, by
+    name where the data have names. It needs the extra `fedkeel\\[onnx]`, and for a problem of your own also --problem.
     """
     from safetensors.torch import save_file
 
@@ -64,20 +71,20 @@ def model(
     if file.suffix == ".onnx":
         from fedkeel.studies.onnx_file import write_onnx
 
-        done = load_run(run, problem=own, trust=trust).at(which)
+        done = load_run(run, problem=own, trust=trust).at(which, client=client, trust=trust)
         names = write_onnx(done, file, trust=trust)
-        tell_untrained(done)
+        tell_whose(done, client)
         stderr().print(f"a network of {', '.join(names)} and any number of samples, {byte_size(file.stat().st_size)}:")
         typer.echo(file)
         return
     if file.suffix != ".safetensors":
         meant = " or ".join(str(file.with_suffix(suffix)) for suffix in (".safetensors", ".onnx"))
         raise RequestError(f"a model is written as .safetensors or .onnx: {file}", f"call it {meant}")
-    done = load_run(run, problem=own).at(which)
+    done = load_run(run, problem=own).at(which, client=client, trust=trust)
     weights = find_weights(done, trust)
     facts = {"method": done.plan.method.name, "rounds": str(done.result["rounds"])}
     write_atomically(file, lambda path: save_file({name: w.contiguous() for name, w in weights.items()}, path, facts))
-    tell_untrained(done)
+    tell_whose(done, client)
     total = sum(weight.numel() for weight in weights.values())
     stderr().print(f"{count(total)} numbers in {len(weights)} tensors, {byte_size(file.stat().st_size)}:")
     typer.echo(file)
@@ -105,16 +112,23 @@ def find_weights(done: Run, trust: bool) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in whole.items()} | trained
 
 
-def tell_untrained(done: Run) -> None:
-    """Say which parts of the server's model are as the run began, since clients keep their own."""
+def tell_whose(done: Run, client: int | None) -> None:
+    """Say which model of a client it is; or what of the server's is as the run began, since clients keep their own."""
     from fedkeel.cli.console import note
     from fedkeel.rules.layers import HEAD
     from fedkeel.rules.sharing import private
+    from fedkeel.runs.client_model import whose_model
 
+    if client is not None:
+        local, rounds, asked = whose_model(done.plan) == "local", len(done.records), done.plan.rounds
+        what = f"client {client}'s own model" if local else f"the model that client {client} would begin with next"
+        note(f"{what}, after round {rounds}" + (f" of the {asked} asked for" if rounds < asked else ""))
+        return
     kept = ["the head" if layer == HEAD else layer for layer in private(done.plan.method)]
     kept += ["running statistics"] if done.plan.buffers == "keep" and "buffers" in done.server else []
     if kept:
-        note(f"clients keep to themselves: {', '.join(kept)}. In the file these are as the run began")
+        told = f"clients keep to themselves: {', '.join(kept)}. In the file these are as the run began"
+        note(f"{told}; --client 3 writes the model of client 3")
 
 
 @pages.examples("fedkeel cite fedfft-d", "fedkeel cite runs/fedavg-59601bb60e28 > papers.bib")

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from fedkeel.core.round import broadcast, init_server, start_client
+from fedkeel.core.round import init_server
 from fedkeel.core.states import Damaged, from_arrays, read
 from fedkeel.core.trees import Tree
 from fedkeel.engines.flower.memory import state_file
@@ -18,6 +18,7 @@ from fedkeel.errors import FolderError, RequestError
 from fedkeel.federation.apps import read_app
 from fedkeel.federation.local_data import server_problem
 from fedkeel.problems.module_state import copy_whole, replace_weights, write_state
+from fedkeel.runs.client_model import ClientModels
 from fedkeel.runs.prepare import method_of, task_maker
 
 
@@ -56,8 +57,7 @@ def load_personal_model(
     params = Tree.of(replace_weights(given, task.initial.named()), task.initial.layout)
     own = None if task.buffers is None else task.buffers.named()
     buffers = None if own is None else Tree.of(replace_weights(given, own))
-    params, state = start_client(method, broadcast(method, init_server(method, params, buffers)), state)
-    buffers = state.get("buffers", buffers)
+    params, buffers = ClientModels(plan, task, method, init_server(method, params, buffers), "received")(state)
     module = copy_whole(task.module).eval()
     found = {name: leaf for tree in (params, buffers) if tree is not None for name, leaf in tree.items()}
     write_state(module, found)

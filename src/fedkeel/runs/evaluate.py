@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedkeel.core.method import Method
-from fedkeel.core.round import broadcast, deploy, start_client
+from fedkeel.core.round import broadcast, deploy
 from fedkeel.core.rule import State
 from fedkeel.data.clients import ClientData
 from fedkeel.engines.cost import Clock, finite
@@ -26,6 +26,7 @@ from fedkeel.problems.predictions import average_scores
 from fedkeel.problems.task import CLIENT, Scores, Task
 from fedkeel.problems.try_out import explain_by_rows
 from fedkeel.problems.whole_metrics import WholeMetrics
+from fedkeel.runs.client_model import ClientModels
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.record import RoundRecord, counted
 from fedkeel.runs.store import ClientStore
@@ -126,21 +127,12 @@ class Judge:
         On their test sets, and, as measures of their own, on what they set aside for validation: settings are chosen
         by it. A client's own model that was scored since it last trained is not scored again.
         """
-        began = time.perf_counter()
-        message, states, deployed = broadcast(self.method, server), fresh or {}, deploy(self.method, server)
+        began, states = time.perf_counter(), fresh or {}
+        models = ClientModels(self.plan, self.task, self.method, server, policy.model)
 
         def model_of(client: int) -> ScoreRequest:
             own = states[client] if client in states else self.store.get(client)
-            state = client_state(self.method, self.task, own)
-            params, buffers = deployed["params"], deployed.get("buffers")
-            if policy.model == "local":
-                params, buffers = state["kept"], state.get("buffers")
-            elif policy.model == "received":
-                params, state = start_client(self.method, message, state)
-                buffers = state.get("buffers", buffers)
-            elif self.plan.buffers == "keep":  # the server has none of its own
-                buffers = state.get("buffers")
-            return ScoreRequest(params, buffers, f"{CLIENT}{client}")
+            return ScoreRequest(*models(own), f"{CLIENT}{client}")
 
         vectors: dict[str, list[float | None]] = {}
 

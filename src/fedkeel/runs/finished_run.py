@@ -79,9 +79,16 @@ class Run:
         """The model that is evaluated and exported, as "params" and "buffers": the server's, or what a rule deploys."""
         return deploy(self.plan.method, self.server) if self.chosen is None else self.chosen
 
-    def at(self, which: str) -> Run:
+    def at(self, which: str, *, client: int | None = None, trust: bool = False) -> Run:
         """Return the run as it stood when a model was kept: "best", where KeepBest kept one, or "last"; or with "plain"
-        for what is deployed: the model that is trained, where the last is an average."""
+        for what is deployed: the model that is trained, where the last is an average; or a client's, see `model`."""
+        if client is not None:
+            from fedkeel.runs.client_model import find_client_model
+
+            if which != "last":
+                raise RequestError("clients keep what is their own at the last model alone.", 'leave out "which"')
+            plan, problem = self._resolve(trust)
+            return replace(self, problem=problem, chosen=find_client_model(self, client, plan, problem))
         if which == "last":
             return self
         if which == "plain":
@@ -163,33 +170,42 @@ class Run:
         scored = counted(self.records, self.plan.evaluate_every)
         return next((r.round for r in scored if r.accuracy is not None and r.accuracy >= accuracy), None)
 
-    def model(self, which: str = "last", *, trust: bool = False) -> nn.Module:
+    def model(self, which: str = "last", *, client: int | None = None, trust: bool = False) -> nn.Module:
         """The deployed module: a copy, in evaluation mode; `which` is "last", or "best" where a run keeps it.
 
-        A network of someone's own, which the run's folder names, is imported with `trust` only.
+        With a client's number, that client's own at the end of a run with a folder: the one that it last trained where
+        `evaluation` judges "local" models, else the one that it would begin the next round with. A network of someone's
+        own, which the run's folder names, is imported with `trust` only.
         """
-        from fedkeel.runs.prepare import problem_of, start_weights
+        from fedkeel.runs.prepare import start_weights
 
-        problem = self.problem
-        if problem is None:
-            experiment = self.experiment
-            if trust and self.path is not None:
-                experiment = Experiment.recall(read_experiment(self.path), Trust.given(trust))
-            elif isinstance(experiment.model, NamedModel):
-                check_name(experiment.model, Trust.given(trust))
-                experiment = experiment.with_(model=str(experiment.model))
-            problem = problem_of(experiment.plan)
+        run = self.at(which, client=client, trust=trust)
+        _, problem = run._resolve(trust)
         if problem.model is None:
             raise RequestError("this problem has no module, only params.", "use run.params")
         module = copy_whole(problem.model).eval()
         frozen = read_frozen(module)
         start = start_weights(Path(self.plan.init)) if frozen and self.plan.init is not None else {}
         state = {name: tensor for name, tensor in start.items() if name in frozen}
-        state |= {name: tensor for tree in self.at(which).deployed.values() for name, tensor in tree.items()}
+        state |= {name: tensor for tree in run.deployed.values() for name, tensor in tree.items()}
         write_state(module, state)
         if frozen:
             check_base(self.path or Path(), self.base, digest_tensors(frozen))
         return module
+
+    def _resolve(self, trust: bool) -> tuple[Plan, Problem]:
+        """The plan and the problem, with what the run's folder names where that is trusted."""
+        from fedkeel.runs.prepare import problem_of
+
+        experiment = self.experiment
+        if self.problem is not None:
+            return experiment.plan, self.problem
+        if trust and self.path is not None:
+            experiment = Experiment.recall(read_experiment(self.path), Trust.given(trust))
+        elif isinstance(experiment.model, NamedModel):
+            check_name(experiment.model, Trust.given(trust))
+            experiment = experiment.with_(model=str(experiment.model))
+        return experiment.plan, problem_of(experiment.plan)
 
 
 @explain_typos("fk.load_run")

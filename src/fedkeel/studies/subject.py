@@ -23,7 +23,7 @@ from fedkeel.problems.module_state import copy_whole, write_state
 from fedkeel.problems.predictions import find_hits
 from fedkeel.randomness import choice, key
 from fedkeel.rules.personal import KeepModel
-from fedkeel.runs import checkpoint
+from fedkeel.runs.client_model import open_store
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.probe import SAMPLES, Probe
@@ -85,14 +85,7 @@ class Subject(Probe):
     @cached_property
     def store(self) -> ClientStore | None:
         """What clients remembered when the run came to this model; None where that is not in a folder."""
-        if self.run.path is None:
-            return None
-        found, _ = checkpoint.find_newest(self.run.path / "checkpoint", self.task.device)
-        if found is None or found.round != self.round:
-            return None
-        store = ClientStore(self.run.path / "checkpoint", self.task.device)
-        store.restore(found.places)
-        return store
+        return None if self.run.path is None else open_store(self.run.path, self.round, self.task.device)
 
     def read_state(self, client: int) -> State | None:
         """What a client remembers; None as if it had never taken part, where that is not known."""
