@@ -25,6 +25,7 @@ from torch.utils.data import (
 )
 
 from fedkeel.data.clients import TARGETS, find_target, refuse_masked
+from fedkeel.data.table_notes import warn_of_index, warn_of_merged
 from fedkeel.data.tables import Label, Table, find_targets, is_frame, open_folder, open_table
 from fedkeel.errors import DataError
 from fedkeel.text import in_one_line
@@ -78,6 +79,8 @@ def read_forms(
     others = [*list_parts(opened.tests), *list_parts([opened.test, opened.proxy])]
     tables = [one for one in (*of_clients, *others) if isinstance(one, Table)]
     names = tables[0].columns(label) if tables and columns is None else tuple(columns or ())
+    if columns is None:
+        warn_of_index(tables, label)
     targets = find_targets(tables, label, sum(isinstance(one, Table) for one in of_clients))
     if targets.words and len(tables) < len(of_clients) + len(others):
         raise DataError(
@@ -100,13 +103,15 @@ def read_forms(
     def read_one(one: Any, whose: str) -> Any:
         return None if one is None else read(one, whose)
 
-    return Forms(
+    made = Forms(
         read_each(opened.clients, "client"),
         read_one(opened.test, "the test set"),
         read_each(opened.tests, "the test set of client"),
         read_one(opened.proxy, "the proxy data"),
         names or None,
     )
+    warn_of_merged(tables, names)
+    return made
 
 
 def list_parts(part: Any) -> list[Any]:

@@ -81,23 +81,40 @@ def read_files(files: Sequence[Path], words: str | None = None) -> Any:
     import pandas
 
     frames = [read_csv(one, words) if one.suffix.lower() == ".csv" else pandas.read_parquet(one) for one in files]
-    return frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True)
+    return frames[0] if len(frames) == 1 else pandas.concat(frames)
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A DataFrame, whose it is, and the files that it was read from, if any."""
+    """A DataFrame, whose it is, and the files that it was read from, if any.
+
+    `index` names the columns that were its index: they are labels or inputs where these are asked for by name.
+    """
 
     frame: Any
     whose: str
     files: Sequence[Path] = ()
+    index: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        known, names = {*map(str, self.frame.columns)}, list(map(str, self.frame.index.names))
+        levels = [
+            level
+            for level, name in enumerate(self.frame.index.names)
+            if name is not None and str(name) not in (*known, *names[:level])
+        ]
+        if levels and self.frame.columns.nlevels == 1:
+            named = self.frame.set_axis(self.frame.columns.astype(object), axis=1)  # categories take no new name
+            object.__setattr__(self, "frame", named.reset_index(level=levels))
+            object.__setattr__(self, "index", tuple(names[level] for level in levels))
 
     def labels(self, label: Label | None) -> list[str]:
         """The columns that are predicted: those named, or the one that is called as targets are."""
         known = list(map(str, self.frame.columns))
         semicolons = SEMICOLONS if has_semicolons(known) else None
         if label is None:
-            found = [name for name in TARGETS if name in known][:1]
+            called = [name for name in TARGETS if name in known]
+            found = sorted(called, key=self.index.__contains__)[:1]
             if not found:
                 raise DataError(
                     f"{self.whose} has no label column; its columns are: {', '.join(known)}.",
@@ -119,8 +136,8 @@ class Table:
 
     def columns(self, label: Label | None) -> tuple[str, ...]:
         """The columns that are inputs."""
-        labels = self.labels(label)
-        return tuple(name for name in map(str, self.frame.columns) if name not in labels)
+        left = (*self.labels(label), *self.index)
+        return tuple(name for name in map(str, self.frame.columns) if name not in left)
 
     def choose(self, columns: Sequence[str], label: Label | None) -> Table:
         """The table with these inputs and its labels alone."""
@@ -132,7 +149,7 @@ class Table:
                 what = "the label" if name in labels else "one column twice"
                 raise DataError(f"columns= names {what}: {name}", "name each input once")
         wanted = {*columns, *labels}
-        return replace(self, frame=self.frame.loc[:, [str(one) in wanted for one in self.frame.columns]])
+        return replace(self, frame=self.frame.loc[:, [str(one) in wanted for one in self.frame.columns]], index=())
 
     def column(self, name: str) -> Any:
         found = self.frame.loc[:, [one for one in self.frame.columns if str(one) == name]]
