@@ -20,6 +20,7 @@ from fedkeel.data.partition.partition import divide as divide_labels
 from fedkeel.data.prepare import widen_labels
 from fedkeel.errors import DataError, ExperimentError, require_known
 from fedkeel.models import build
+from fedkeel.problems.class_labels import WHOLE_FRACTIONS, are_whole_fractions
 from fedkeel.problems.problem import Problem
 from fedkeel.randomness import in_turn, key
 
@@ -97,7 +98,9 @@ def divide(pool: Any, partition: Partitioner, of: int) -> DividedList:
     if not are_classes and not isinstance(partition, Iid | QuantitySkew):
         raise ExperimentError(
             f"targets without classes cannot be divided by class: {type(partition).__name__}.",
-            'partition="iid:clients=10" or "quantity-skew:…"',
+            WHOLE_FRACTIONS
+            if target.shape[1:].numel() == 1 and are_whole_fractions(target)
+            else 'partition="iid:clients=10" or "quantity-skew:…"',
         )
     # a copy: a partition of one's own may write into it
     labels = target.to(torch.int64, copy=True).flatten().numpy() if are_classes else np.zeros(len(target), np.int64)
