@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 import fedkeel as fk
-from fedkeel.data.csv_files import FIRST, NAMES, ONCE, SEMICOLONS
+from fedkeel.data.csv_files import FIRST, NAMES, ONCE, SEMICOLONS, TABS
 from fedkeel.problems.personal_data import with_own_tests
 from problems import small_problem
 
@@ -438,6 +438,8 @@ def refused():
     ("text", "hint"),
     [
         (b"a;b;label\n1,5;2;0\n", SEMICOLONS),
+        (b"a\tb\tlabel\n1.5\t2\t0\n", TABS),
+        (b"a\tb\tlabel\n1,5\t2\t0\n", TABS),
         ("größe,label\n1,0\n".encode("latin-1"), "save it as UTF-8"),
         (b"a,label,label\n1,0,0\n", ONCE),
         (b"a, label,label\n1,0,0\n", ONCE),

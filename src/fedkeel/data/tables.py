@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.data.clients import TARGETS
-from fedkeel.data.csv_files import SEMICOLONS, has_semicolons, read_csv
+from fedkeel.data.csv_files import name_divider, read_csv
 from fedkeel.data.table_files import SUFFIXES, TEST, holds_tables, is_table, name_owner, refuse_others
 from fedkeel.errors import DataError, nearest
 from fedkeel.text import in_one_line
@@ -111,14 +111,14 @@ class Table:
     def labels(self, label: Label | None) -> list[str]:
         """The columns that are predicted: those named, or the one that is called as targets are."""
         known = list(map(str, self.frame.columns))
-        semicolons = SEMICOLONS if has_semicolons(known) else None
+        divider = name_divider(known)
         if label is None:
             called = [name for name in TARGETS if name in known]
             found = sorted(called, key=self.index.__contains__)[:1]
             if not found:
                 raise DataError(
                     f"{self.whose} has no label column; its columns are: {', '.join(known)}.",
-                    semicolons
+                    divider
                     or f'name it: Problem(…, label="{known[-1] if known else "diagnosis"}"), '
                     f"or call it one of {', '.join(TARGETS)}",
                 )
@@ -131,7 +131,7 @@ class Table:
             raise DataError("label= names columns in no order, or one of them twice.", f"label={sorted({*wanted})}")
         for name in wanted:
             if name not in known:
-                raise DataError(f"{self.whose} has no column: {name}", semicolons or nearest(name, known, "columns"))
+                raise DataError(f"{self.whose} has no column: {name}", divider or nearest(name, known, "columns"))
         return wanted
 
     def columns(self, label: Label | None) -> tuple[str, ...]:
