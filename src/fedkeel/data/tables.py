@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedkeel.data.clients import TARGETS
 from fedkeel.data.csv_files import name_divider, read_csv
-from fedkeel.data.table_files import SUFFIXES, TEST, holds_tables, is_table, name_owner, refuse_others
+from fedkeel.data.table_files import DIVIDE, SUFFIXES, TEST, advise, holds_tables, is_table, name_owner, refuse_others
 from fedkeel.errors import DataError, nearest
 from fedkeel.text import in_one_line
 
@@ -40,7 +40,11 @@ def is_frame(given: Any) -> bool:
 def open_folder(folder: Path) -> tuple[list[Table], Table | None]:
     """Open the tables of clients in a folder, a file or a folder of files each, and that of the test set, if any."""
     if not folder.is_dir():
-        raise DataError(f"there is no folder of clients: {folder}", "clients=FOLDER holds one CSV or Parquet file each")
+        if is_table(folder) and folder.exists():
+            read = f'frame = pandas.read_{folder.suffix[1:].lower()}("{folder}"); {DIVIDE}'
+            raise DataError(f"{folder} is one table, not a folder with one for each client.", read)
+        files = "clients=FOLDER holds one CSV or Parquet file each"
+        raise DataError(f"there is no folder of clients: {folder}", advise(folder) or files)
     refuse_others(folder)
     inside = [one for one in sorted(folder.iterdir()) if is_table(one) or holds_tables(one)]
     owners = list(map(name_owner, inside))
@@ -51,7 +55,7 @@ def open_folder(folder: Path) -> tuple[list[Table], Table | None]:
     found = {owner: open_table(one) for owner, one in zip(owners, inside, strict=True)}
     test = found.pop(TEST, None)
     if not found:
-        raise DataError(f"{folder} holds no CSV or Parquet file of a client.", "one file, or one folder, for each")
+        raise DataError(f"{folder} holds no CSV or Parquet file of a client.", advise(folder) or "one for each")
     return [*found.values()], test
 
 
@@ -63,7 +67,8 @@ def open_table(path: Path) -> Table:
         raise DataError(f"{path} needs pandas, which is not installed.", "pip install 'fedkeel[pandas]'") from error
     files = sorted(filter(is_table, path.iterdir())) if path.is_dir() else [path]
     if not files or any(one.suffix.lower() not in SUFFIXES for one in files):
-        raise DataError(f"{path} is no table that fedkeel reads.", f"give a file that ends in {' or '.join(SUFFIXES)}")
+        hint = advise(path) or f"give a file that ends in {' or '.join(SUFFIXES)}"
+        raise DataError(f"{path} is no table that fedkeel reads.", hint)
     try:
         return Table(read_files(files), str(path), files)
     except ImportError as error:
@@ -88,7 +93,7 @@ def read_files(files: Sequence[Path], words: str | None = None) -> Any:
 class Table:
     """A DataFrame, whose it is, and the files that it was read from, if any.
 
-    `index` names the columns that were its index: they are labels or inputs where these are asked for by name.
+    `index` names the columns that were its index: they are labels or inputs where they are asked for.
     """
 
     frame: Any
