@@ -235,3 +235,18 @@ def test_classes_written_as_fractions_are_refused_with_the_way_to_make_them_whol
     with pytest.raises(fk.ModelError) as error:
         train(clients=[(x[:, :2], whole)], **own)
     assert "y.long()" not in error.value.hint
+
+
+def test_clients_by_name_are_refused_with_the_way_to_list_them(pool):
+    named = {"oslo": pool[0], "bergen": pool[1]}
+    network = torch.nn.Linear(pool[0][0].shape[1], 4)
+    loss = torch.nn.functional.cross_entropy
+    for refused in (
+        lambda: fk.Problem(model=network, loss=loss, clients=named),
+        lambda: fk.Problem(model=network, loss=loss, clients=[*named.values()], tests=named),
+        lambda: fk.Experiment(data=named, model=network).plan,
+        lambda: fk.Experiment(data={"train": named}, model="logistic").plan,
+    ):
+        with pytest.raises(fk.FedkeelError) as error:
+            refused()
+        assert "=list(d.values())" in error.value.hint

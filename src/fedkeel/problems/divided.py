@@ -56,6 +56,11 @@ def make_problem(data: Any, model: Any, partition: Partitioner | None, partition
         train, test = divide(forms.clients[0], partition, key(partition_seed, "partition")), forms.test
         label = None  # the target has its usual name now
     else:
+        if isinstance(train, Mapping):
+            raise DataError(
+                "without a partition the data of an experiment are a list of clients, not a dict.",
+                'clients have numbers: data=list(d.values()); one pool takes partition="iid:clients=10"',
+            )
         forms = read_forms(train, given.get("test"), None, None, label)
         train, test, label = forms.clients, forms.test, None
     many, named = isinstance(train, list | tuple), isinstance(model, str)
