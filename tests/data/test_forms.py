@@ -531,7 +531,7 @@ def test_files_that_are_no_folder_of_tables_are_refused_with_the_way_to_give_the
         file.write_text("a,hospital,label\n1,2,0\n")
     ways = {
         "numpy.load(": [arrays.parent, [arrays], [("x.npy", "y.npy")], [{"x": "x.npz", "y": "y.npz"}], "x.npy"],
-        "torch.load(": [["a.pt"], [("a.pt", "b.pt")]],
+        "with PyTorch": [["a.pt"], [("a.pt", "b.pt")]],
         "ImageFolder(": [pictures.parent, [pictures.parent], [pictures], [(["a.PNG", "b.PNG"], [0, 1])]],
         f'pandas.read_csv("{table}"); clients=[part.drop(columns="hospital") for': [table],
         "words are numbered": [[(["well"] * 2, [0, 1])], [("ill" * 1000, 0)]],

@@ -14,7 +14,7 @@ TENSORS = (".pt", ".pth")
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 HINTS = {
     ARRAYS: 'read arrays before: clients=[(numpy.load("x.npy"), numpy.load("y.npy")), …]',
-    TENSORS: 'read tensors before: clients=[(torch.load("x.pt"), torch.load("y.pt")), …]',
+    TENSORS: "read files of tensors before, with PyTorch: clients=[(x0, y0), (x1, y1), …]",
     PICTURES: "give pictures as map-style Datasets: clients=[torchvision.datasets.ImageFolder(folder, transform), …]",
 }
 """How data are given that lie in files of other kinds."""
