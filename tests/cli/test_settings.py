@@ -94,15 +94,20 @@ def test_later_words_win(tmp_path):
     assert (one.label, one.experiment.plan.lr, one.experiment.plan.rounds) == ("fedavg", 0.25, 2)
 
 
-def test_a_file_may_list_methods_and_seeds(tmp_path):
+@pytest.mark.parametrize("key", ["seed", "seeds"])
+def test_a_file_may_list_methods_and_seeds(tmp_path, key):
     file = tmp_path / "e.toml"
-    file.write_text('dataset = "digits"\nseed = [0, 1]\nmethod = ["fedavg", {name = "fedsam", rho = 0.3}]\n')
+    file.write_text(f'dataset = "digits"\n{key} = [0, 1]\nmethod = ["fedavg", {{name = "fedsam", rho = 0.3}}]\n')
     made = asked(file=file)
     assert [(one.label, one.experiment.seed) for one in made] == [
         ("fedavg", 0), ("fedavg", 1), ("fedsam", 0), ("fedsam", 1),
     ]  # fmt: skip
     assert rules(made[2], Sam) == [Sam(0.3)]
     assert made[1].experiment.plan.partition_seed == 1
+    assert [one.experiment.seed for one in asked(file=file, seeds=(3,))] == [3, 3]
+    file.write_text('dataset = "digits"\nseed = 1\nseeds = [1, 2]\n')
+    with pytest.raises(ExperimentError, match="both seed and seeds"):
+        asked(file=file)
 
 
 def test_the_same_method_twice_is_told_apart_by_its_settings(tmp_path):

@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 import fedkeel as fk
-from fedkeel.data.csv_files import FIRST, NAMES, ONCE, SEMICOLONS
+from fedkeel.data.csv_files import FIRST, NAMES, ONCE, SEMICOLONS, TABS
 from fedkeel.problems.personal_data import with_own_tests
 from problems import small_problem
 
@@ -438,6 +438,8 @@ def refused():
     ("text", "hint"),
     [
         (b"a;b;label\n1,5;2;0\n", SEMICOLONS),
+        (b"a\tb\tlabel\n1.5\t2\t0\n", TABS),
+        (b"a\tb\tlabel\n1,5\t2\t0\n", TABS),
         ("größe,label\n1,0\n".encode("latin-1"), "save it as UTF-8"),
         (b"a,label,label\n1,0,0\n", ONCE),
         (b"a, label,label\n1,0,0\n", ONCE),
@@ -520,6 +522,26 @@ def test_a_table_that_is_not_there_is_looked_for_in_the_current_folder(small):
     with pytest.raises(fk.DataError) as error:
         replace(small, test="nowhere.csv")
     assert error.value.hint == f"it was looked for in {Path.cwd()}"
+
+
+def test_files_that_are_no_folder_of_tables_are_refused_with_the_way_to_give_them(small, tmp_path):
+    arrays, pictures, table = tmp_path / "arrays" / "x.npy", tmp_path / "ill" / "0.png", tmp_path / "all.csv"
+    for file in (arrays, pictures, table):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("a,hospital,label\n1,2,0\n")
+    ways = {
+        "numpy.load(": [arrays.parent, [arrays], [("x.npy", "y.npy")], [{"x": "x.npz", "y": "y.npz"}], "x.npy"],
+        "with PyTorch": [["a.pt"], [("a.pt", "b.pt")]],
+        "ImageFolder(": [pictures.parent, [pictures.parent], [pictures], [(["a.PNG", "b.PNG"], [0, 1])]],
+        f'pandas.read_csv("{table}"); clients=[part.drop(columns="hospital") for': [table],
+        "words are numbered": [[(["well"] * 2, [0, 1])], [("ill" * 1000, 0)]],
+    }
+    for way, cases in ways.items():
+        for clients in cases:
+            with pytest.raises(fk.DataError) as error:
+                replace(small, clients=clients, test=None)
+            assert way in error.value.hint, clients
+            assert len(error.value.message) < 300
 
 
 def test_what_is_not_understood_is_refused_in_one_line(small, monkeypatch, tmp_path):

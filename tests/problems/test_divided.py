@@ -208,3 +208,45 @@ def test_what_does_not_fit_is_refused_in_one_line(pool):
             fk.Experiment(**given)
         assert line in error.value.message, error.value.message
         assert error.value.hint
+
+
+def test_classes_written_as_fractions_are_refused_with_the_way_to_make_them_whole(pool):
+    """As a column of labels is after gaps in it. Targets that are fractions indeed get the hint that they had."""
+    (x, y), _ = pool
+    own = dict(model=torch.nn.Linear(x.shape[1], 4), loss=torch.nn.functional.cross_entropy)
+    numbers = dict(model=torch.nn.Linear(x.shape[1], 1), loss=torch.nn.functional.mse_loss, metrics=["f1"])
+
+    def train(**problem):
+        return fk.run(fk.Experiment(problem=fk.Problem(**problem), **SETTINGS), engine="serial")
+
+    def divide(target):
+        return fk.Experiment(data=(x, target), model="logistic", partition=DIRICHLET, **SETTINGS).plan.source
+
+    whole, parts = y.float(), y.float() + 0.5
+    for refuse in (
+        lambda target: train(clients=[(x, target)], **own),
+        lambda target: train(clients=[(x, target[:, None])], test=(x, target[:, None]), **numbers),
+        divide,
+    ):
+        for target, is_told in ((whole, True), (parts, False)):
+            with pytest.raises(fk.FedkeelError) as error:
+                refuse(target)
+            assert ("y.long()" in error.value.hint) == is_told
+    with pytest.raises(fk.ModelError) as error:
+        train(clients=[(x[:, :2], whole)], **own)
+    assert "y.long()" not in error.value.hint
+
+
+def test_clients_by_name_are_refused_with_the_way_to_list_them(pool):
+    named = {"oslo": pool[0], "bergen": pool[1]}
+    network = torch.nn.Linear(pool[0][0].shape[1], 4)
+    loss = torch.nn.functional.cross_entropy
+    for refused in (
+        lambda: fk.Problem(model=network, loss=loss, clients=named),
+        lambda: fk.Problem(model=network, loss=loss, clients=[*named.values()], tests=named),
+        lambda: fk.Experiment(data=named, model=network).plan,
+        lambda: fk.Experiment(data={"train": named}, model="logistic").plan,
+    ):
+        with pytest.raises(fk.FedkeelError) as error:
+            refused()
+        assert "=list(d.values())" in error.value.hint

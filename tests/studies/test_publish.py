@@ -158,6 +158,21 @@ def test_a_table_says_what_its_numbers_are_over(capsys):
         assert "± is the standard deviation over seeds" in printed
 
 
+def test_the_method_that_differences_are_to_is_told_where_nobody_named_it(capsys):
+    """A folder does not say which run was the first, so the first by name is taken."""
+    found = groups(fedavg=[0.5, 0.6], fedsam=[0.48, 0.59])
+    told = "differences are to fedavg, the first here; --baseline METHOD takes another"
+    for form in ("", "latex", "csv", "json"):
+        show(found, None, None, form)
+        printed = capsys.readouterr()
+        assert (told in printed.out) is (form == "")
+        assert (told in printed.err) is (form in ("latex", "csv"))
+    for some, baseline in ((found, "fedsam"), (found[:1], None)):
+        for form in ("", "csv"):
+            show(some, None, baseline, form)
+            assert "--baseline" not in "".join(capsys.readouterr())
+
+
 def test_seeds_that_are_not_all_paired_are_counted(capsys):
     """The mean of fedsam is above that of fedavg, and its difference over the seeds that both have is below 0."""
     even = groups(fedavg=[0.5, 0.6], fedsam=[0.48, 0.59])

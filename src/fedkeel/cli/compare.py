@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +24,9 @@ TargetAccuracy = Annotated[
     float | None,
     option(metavar="ACC", callback=check_accuracy, help="An accuracy such as 0.75; default: the lowest best of all."),
 ]
-Baseline = Annotated[str | None, option(metavar="METHOD", help="Differences are to this one; default: the first.")]
+Baseline = Annotated[
+    str | None, option(metavar="METHOD", help="Differences are to this one; default: the first of the table.")
+]
 Latex = Annotated[
     bool, option("--latex", help="Print a LaTeX table: mean ± deviation, best bold, * by a paired t-test.")
 ]
@@ -114,7 +116,10 @@ def show(
         note(f"seconds are of different machines or engines: {'; '.join(places)}; {NOT_AVERAGED}")
     made = Comparison.of(groups, baseline, target, number)
     base = made.baseline
-    for told in made.gaps if form else ():  # a table to read has them below it
+    first = [f"differences are to {base.label}, the first here; --baseline METHOD takes another"]
+    if baseline is not None or len(groups) < 2 or form == "json":
+        first = []
+    for told in (*made.gaps, *first) if form else ():  # a table to read has them below it
         note(told)
     for group in groups:
         if not group.runs.keys() & base.runs.keys():
@@ -128,13 +133,13 @@ def show(
     elif form:
         typer.echo(in_json(made.document() | dict(more or {})))
     else:
-        show_accuracy(made)
+        show_accuracy(made, first)
         show_cost(made)
     return made
 
 
-def show_accuracy(made: Comparison) -> None:
-    """Accuracies in %; losses, where runs are judged on those, as they are."""
+def show_accuracy(made: Comparison, lines: Sequence[str] = ()) -> None:
+    """Accuracies in %; losses, where runs are judged on those, as they are. Below stand the `lines`, too."""
     from fedkeel.studies.caveats import judged_as
     from fedkeel.studies.compare import describe_difference
     from fedkeel.studies.publish import make_rows, scale_and_form, title_columns
@@ -155,7 +160,7 @@ def show_accuracy(made: Comparison) -> None:
     stdout().print(shown)
     varied = any(std is not None for row in rows for _, std in row.numbers.values())
     deviation = ["± is the standard deviation over seeds"] if varied else []
-    for line in (*deviation, *made.gaps, *judged_as(made.groups)):
+    for line in (*deviation, *made.gaps, *lines, *judged_as(made.groups)):
         stdout().print(Text(line, "dim"))
 
 

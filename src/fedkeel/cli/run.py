@@ -85,8 +85,8 @@ def run(
     Without arguments: the quick start. Six methods, from FedAvg to FedFFT-D, on real handwritten digits that are very
     unevenly divided among 20 clients; no download, under a minute on two CPU cores.
 
-    A file may list several methods or seeds: method = ["fedavg", "fedsam"]. A run that is finished in its folder is
-    shown, not repeated; one that is unfinished goes on from its last checkpoint.
+    A file may list several methods or seeds: method = ["fedavg", "fedsam"], seeds = [0, 1]. A run that is finished in
+    its folder is shown, not repeated; one that is unfinished goes on from its last checkpoint.
     """
     from fedkeel.cli.settings import Request, parse_seeds, read_request
     from fedkeel.cli.training import Machine, Target, folder_of

@@ -129,11 +129,18 @@ def check_once(request: Request, changes: Sequence[tuple[tuple[str, ...], Any]])
 def read_base(request: Request) -> dict[str, Any]:
     """The file's settings; else nothing when a data set is named (its preset fills in); else the quick start's."""
     if request.file is not None:
-        data = read_file(request.file, request.file_hint)
+        data = with_seeds(read_file(request.file, request.file_hint), request.file)
         if not {"dataset", "problem"} & data.keys() and request.dataset is None and request.problem is None:
             raise ExperimentError(f"{request.file} names no data set.", 'add dataset = "digits", or use --dataset')
         return data
     return read_quick_start() if request.dataset is None and request.problem is None else {}
+
+
+def with_seeds(data: dict[str, Any], file: Path) -> dict[str, Any]:
+    """A file may call its list of seeds `seeds`, as the option is called, and the key of a sweep."""
+    if {"seed", "seeds"} <= data.keys():
+        raise ExperimentError(f"{file} gives both seed and seeds.", "seeds = [0, 1] alone")
+    return {"seed" if key == "seeds" else key: value for key, value in data.items()}
 
 
 def read_quick_start() -> dict[str, Any]:

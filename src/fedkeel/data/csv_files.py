@@ -12,6 +12,7 @@ from fedkeel.errors import DataError
 
 ONCE = "give each column a name of its own: a second column of labels would be an input"
 SEMICOLONS = "semicolons divide its cells: write it with commas, and numbers with points"
+TABS = "tabs divide its cells: write it with commas, and numbers with points"
 NAMES = "name every column, and leave out row names and commas at the end of lines"
 FIRST = "write a line of names above it: age,pressure,label"
 
@@ -45,7 +46,7 @@ def check_first_lines(file: Path) -> None:
     if len(cells) > len(names):
         raise DataError(
             f"line {line} of {file} has more cells than there are names: {len(cells)}, not {len(names)}.",
-            SEMICOLONS if has_semicolons(names) else NAMES,
+            name_divider(names) or NAMES,
         )
 
 
@@ -69,6 +70,8 @@ def is_row(cells: list[str]) -> bool:
     return len(cells) > 1 or any(cell.strip() for cell in cells)
 
 
-def has_semicolons(names: list[str]) -> bool:
-    """Whether semicolons divide the names, as a spreadsheet writes them where numbers have commas."""
-    return len(names) == 1 and ";" in names[0]
+def name_divider(names: list[str]) -> str | None:
+    """Say what divides the names, where it is no comma: tabs, or semicolons, as a spreadsheet writes them where numbers
+    have commas."""
+    one = names[0] if len(names) == 1 else ""
+    return TABS if "\t" in one else SEMICOLONS if ";" in one else None

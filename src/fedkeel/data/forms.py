@@ -25,6 +25,8 @@ from torch.utils.data import (
 )
 
 from fedkeel.data.clients import TARGETS, find_target, refuse_masked
+from fedkeel.data.table_files import DIVIDE, advise_by_name
+from fedkeel.data.table_notes import warn_of_index, warn_of_merged
 from fedkeel.data.tables import Label, Table, find_targets, is_frame, open_folder, open_table
 from fedkeel.errors import DataError
 from fedkeel.text import in_one_line
@@ -35,7 +37,8 @@ EXPECTED = (
     "tensors or arrays (x, y), a dict of them, a list of samples (x, y), a map-style Dataset, "
     "a DataFrame with a label column, or the path of a CSV or Parquet file"
 )
-DIVIDE = 'clients=[part.drop(columns="hospital") for _, part in frame.groupby("hospital")]'
+WORDS = "give a tensor, or a tuple or dict of them; words are numbered, texts of unequal length are padded"
+SHOWN = 60  # letters of a text
 WHOLE = "give one part for each client: clients=[…]"
 BATCHES = "give the data set itself, or a Subset of it: the experiment draws the batches"
 
@@ -78,6 +81,8 @@ def read_forms(
     others = [*list_parts(opened.tests), *list_parts([opened.test, opened.proxy])]
     tables = [one for one in (*of_clients, *others) if isinstance(one, Table)]
     names = tables[0].columns(label) if tables and columns is None else tuple(columns or ())
+    if columns is None:
+        warn_of_index(tables, label)
     targets = find_targets(tables, label, sum(isinstance(one, Table) for one in of_clients))
     if targets.words and len(tables) < len(of_clients) + len(others):
         raise DataError(
@@ -100,13 +105,15 @@ def read_forms(
     def read_one(one: Any, whose: str) -> Any:
         return None if one is None else read(one, whose)
 
-    return Forms(
+    made = Forms(
         read_each(opened.clients, "client"),
         read_one(opened.test, "the test set"),
         read_each(opened.tests, "the test set of client"),
         read_one(opened.proxy, "the proxy data"),
         names or None,
     )
+    warn_of_merged(tables, names)
+    return made
 
 
 def list_parts(part: Any) -> list[Any]:
@@ -142,6 +149,7 @@ def read_data(given: Any, whose: str, label: Label | None) -> Any:
         given = collate(given, whose)
     elif is_map_style(given):
         given = collate([given[i] for i in range(len(given))], whose)
+    refuse_words(given, whose)
     if isinstance(given, Mapping):
         return name_target(given if isinstance(given, dict) else dict(given), label, whose)  # a file may be closed
     if isinstance(given, Tensor | np.ndarray | tuple | list):
@@ -150,6 +158,15 @@ def read_data(given: Any, whose: str, label: Label | None) -> Any:
     raise DataError(
         f"{whose} is of type {type(given).__name__}; expected: {EXPECTED}.", f"clients=[(x0, y0), …]{extra}"
     )
+
+
+def refuse_words(given: Any, whose: str) -> None:
+    """Refuse parts of data that are words, as the names of files are."""
+    parts = given.values() if isinstance(given, dict) else given if isinstance(given, tuple | list) else ()
+    firsts = (part[0] if isinstance(part, tuple | list) and part else part for part in parts)
+    if (word := next((one for one in firsts if isinstance(one, str | Path)), None)) is not None:
+        said = str(word)[:SHOWN]
+        raise DataError(f"{whose} holds a word where numbers belong: {said}", advise_by_name(Path(word)) or WORDS)
 
 
 def read_loader(loader: DataLoader[Any], whose: str) -> Any:
@@ -239,7 +256,8 @@ def check_numbers(parts: dict[Any, Any], whose: str) -> dict[Any, Any]:
             parts[name] = torch.stack(part, 1)  # a sample was a list of numbers
         elif not isinstance(part, Tensor):
             raise DataError(
-                f"part {name} of the samples of {whose} holds no numbers.", "turn texts into tokens, or leave it out"
+                f"part {name} of the samples of {whose} holds no numbers.",
+                "turn texts into tokens and files into tensors, or leave it out",
             )
     return parts
 

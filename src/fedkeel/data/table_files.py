@@ -9,8 +9,28 @@ from fedkeel.errors import DataError
 SUFFIXES = (".csv", ".parquet")
 OTHERS = (".tsv", ".xls", ".xlsx", ".ods", ".feather", ".arrow", ".orc", ".pq", ".gz", ".bz2", ".xz", ".zst")
 """How files end that are likely to be tables, too."""
+ARRAYS = (".npy", ".npz")
+TENSORS = (".pt", ".pth")
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+HINTS = {
+    ARRAYS: 'read arrays before: clients=[(numpy.load("x.npy"), numpy.load("y.npy")), …]',
+    TENSORS: "read files of tensors before, with PyTorch: clients=[(x0, y0), (x1, y1), …]",
+    PICTURES: "give pictures as map-style Datasets: clients=[torchvision.datasets.ImageFolder(folder, transform), …]",
+}
+"""How data are given that lie in files of other kinds."""
+DIVIDE = 'clients=[part.drop(columns="hospital") for _, part in frame.groupby("hospital")]'
+"""How one table with a column of owners becomes a table for each client."""
 TEST = "test"
 """A file of this name in a folder of clients, in small or capital letters, is the test set."""
+
+
+def advise(path: Path) -> str | None:
+    """How a file that is no table is given, or the first such file in a folder."""
+    return next(filter(None, map(advise_by_name, path.rglob("*") if path.is_dir() else [path])), None)
+
+
+def advise_by_name(file: Path) -> str | None:
+    return next((hint for kinds, hint in HINTS.items() if file.suffix.lower() in kinds), None)
 
 
 def refuse_others(folder: Path) -> None:

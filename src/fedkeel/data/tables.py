@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fedkeel.data.clients import TARGETS
-from fedkeel.data.csv_files import SEMICOLONS, has_semicolons, read_csv
-from fedkeel.data.table_files import SUFFIXES, TEST, holds_tables, is_table, name_owner, refuse_others
+from fedkeel.data.csv_files import name_divider, read_csv
+from fedkeel.data.table_files import DIVIDE, SUFFIXES, TEST, advise, holds_tables, is_table, name_owner, refuse_others
 from fedkeel.errors import DataError, nearest
 from fedkeel.text import in_one_line
 
@@ -40,7 +40,11 @@ def is_frame(given: Any) -> bool:
 def open_folder(folder: Path) -> tuple[list[Table], Table | None]:
     """Open the tables of clients in a folder, a file or a folder of files each, and that of the test set, if any."""
     if not folder.is_dir():
-        raise DataError(f"there is no folder of clients: {folder}", "clients=FOLDER holds one CSV or Parquet file each")
+        if is_table(folder) and folder.exists():
+            read = f'frame = pandas.read_{folder.suffix[1:].lower()}("{folder}"); {DIVIDE}'
+            raise DataError(f"{folder} is one table, not a folder with one for each client.", read)
+        files = "clients=FOLDER holds one CSV or Parquet file each"
+        raise DataError(f"there is no folder of clients: {folder}", advise(folder) or files)
     refuse_others(folder)
     inside = [one for one in sorted(folder.iterdir()) if is_table(one) or holds_tables(one)]
     owners = list(map(name_owner, inside))
@@ -51,7 +55,7 @@ def open_folder(folder: Path) -> tuple[list[Table], Table | None]:
     found = {owner: open_table(one) for owner, one in zip(owners, inside, strict=True)}
     test = found.pop(TEST, None)
     if not found:
-        raise DataError(f"{folder} holds no CSV or Parquet file of a client.", "one file, or one folder, for each")
+        raise DataError(f"{folder} holds no CSV or Parquet file of a client.", advise(folder) or "one for each")
     return [*found.values()], test
 
 
@@ -63,7 +67,8 @@ def open_table(path: Path) -> Table:
         raise DataError(f"{path} needs pandas, which is not installed.", "pip install 'fedkeel[pandas]'") from error
     files = sorted(filter(is_table, path.iterdir())) if path.is_dir() else [path]
     if not files or any(one.suffix.lower() not in SUFFIXES for one in files):
-        raise DataError(f"{path} is no table that fedkeel reads.", f"give a file that ends in {' or '.join(SUFFIXES)}")
+        hint = advise(path) or f"give a file that ends in {' or '.join(SUFFIXES)}"
+        raise DataError(f"{path} is no table that fedkeel reads.", hint)
     try:
         return Table(read_files(files), str(path), files)
     except ImportError as error:
@@ -81,27 +86,44 @@ def read_files(files: Sequence[Path], words: str | None = None) -> Any:
     import pandas
 
     frames = [read_csv(one, words) if one.suffix.lower() == ".csv" else pandas.read_parquet(one) for one in files]
-    return frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True)
+    return frames[0] if len(frames) == 1 else pandas.concat(frames)
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A DataFrame, whose it is, and the files that it was read from, if any."""
+    """A DataFrame, whose it is, and the files that it was read from, if any.
+
+    `index` names the columns that were its index: they are labels or inputs where they are asked for.
+    """
 
     frame: Any
     whose: str
     files: Sequence[Path] = ()
+    index: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        known, names = {*map(str, self.frame.columns)}, list(map(str, self.frame.index.names))
+        levels = [
+            level
+            for level, name in enumerate(self.frame.index.names)
+            if name is not None and str(name) not in (*known, *names[:level])
+        ]
+        if levels and self.frame.columns.nlevels == 1:
+            named = self.frame.set_axis(self.frame.columns.astype(object), axis=1)  # categories take no new name
+            object.__setattr__(self, "frame", named.reset_index(level=levels))
+            object.__setattr__(self, "index", tuple(names[level] for level in levels))
 
     def labels(self, label: Label | None) -> list[str]:
         """The columns that are predicted: those named, or the one that is called as targets are."""
         known = list(map(str, self.frame.columns))
-        semicolons = SEMICOLONS if has_semicolons(known) else None
+        divider = name_divider(known)
         if label is None:
-            found = [name for name in TARGETS if name in known][:1]
+            called = [name for name in TARGETS if name in known]
+            found = sorted(called, key=self.index.__contains__)[:1]
             if not found:
                 raise DataError(
                     f"{self.whose} has no label column; its columns are: {', '.join(known)}.",
-                    semicolons
+                    divider
                     or f'name it: Problem(…, label="{known[-1] if known else "diagnosis"}"), '
                     f"or call it one of {', '.join(TARGETS)}",
                 )
@@ -114,13 +136,13 @@ class Table:
             raise DataError("label= names columns in no order, or one of them twice.", f"label={sorted({*wanted})}")
         for name in wanted:
             if name not in known:
-                raise DataError(f"{self.whose} has no column: {name}", semicolons or nearest(name, known, "columns"))
+                raise DataError(f"{self.whose} has no column: {name}", divider or nearest(name, known, "columns"))
         return wanted
 
     def columns(self, label: Label | None) -> tuple[str, ...]:
         """The columns that are inputs."""
-        labels = self.labels(label)
-        return tuple(name for name in map(str, self.frame.columns) if name not in labels)
+        left = (*self.labels(label), *self.index)
+        return tuple(name for name in map(str, self.frame.columns) if name not in left)
 
     def choose(self, columns: Sequence[str], label: Label | None) -> Table:
         """The table with these inputs and its labels alone."""
@@ -132,7 +154,7 @@ class Table:
                 what = "the label" if name in labels else "one column twice"
                 raise DataError(f"columns= names {what}: {name}", "name each input once")
         wanted = {*columns, *labels}
-        return replace(self, frame=self.frame.loc[:, [str(one) in wanted for one in self.frame.columns]])
+        return replace(self, frame=self.frame.loc[:, [str(one) in wanted for one in self.frame.columns]], index=())
 
     def column(self, name: str) -> Any:
         found = self.frame.loc[:, [one for one in self.frame.columns if str(one) == name]]

@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from fedkeel.problems.task import Task
 
 OF_CLASSES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+MAKE_WHOLE = 'if they are classes, make them whole: y.long(), frame.astype({"label": int})'
+WHOLE_FRACTIONS = f"the targets are fractions, though all of them are whole numbers; {MAKE_WHOLE}"
+
+
+def are_whole_fractions(target: Tensor) -> bool:
+    """Whether targets are fractions by their type alone, as where classes are written 1.0."""
+    return target.is_floating_point() and bool((target == target.round()).all())
 
 
 def targets_of_classes(data: ClientData) -> Iterator[Tensor]:

@@ -20,6 +20,7 @@ from fedkeel.data.partition.partition import divide as divide_labels
 from fedkeel.data.prepare import widen_labels
 from fedkeel.errors import DataError, ExperimentError, require_known
 from fedkeel.models import build
+from fedkeel.problems.class_labels import WHOLE_FRACTIONS, are_whole_fractions
 from fedkeel.problems.problem import Problem
 from fedkeel.randomness import in_turn, key
 
@@ -55,6 +56,11 @@ def make_problem(data: Any, model: Any, partition: Partitioner | None, partition
         train, test = divide(forms.clients[0], partition, key(partition_seed, "partition")), forms.test
         label = None  # the target has its usual name now
     else:
+        if isinstance(train, Mapping):
+            raise DataError(
+                "without a partition the data of an experiment are a list of clients, not a dict.",
+                'clients have numbers: data=list(d.values()); one pool takes partition="iid:clients=10"',
+            )
         forms = read_forms(train, given.get("test"), None, None, label)
         train, test, label = forms.clients, forms.test, None
     many, named = isinstance(train, list | tuple), isinstance(model, str)
@@ -97,7 +103,9 @@ def divide(pool: Any, partition: Partitioner, of: int) -> DividedList:
     if not are_classes and not isinstance(partition, Iid | QuantitySkew):
         raise ExperimentError(
             f"targets without classes cannot be divided by class: {type(partition).__name__}.",
-            'partition="iid:clients=10" or "quantity-skew:…"',
+            WHOLE_FRACTIONS
+            if target.shape[1:].numel() == 1 and are_whole_fractions(target)
+            else 'partition="iid:clients=10" or "quantity-skew:…"',
         )
     # a copy: a partition of one's own may write into it
     labels = target.to(torch.int64, copy=True).flatten().numpy() if are_classes else np.zeros(len(target), np.int64)

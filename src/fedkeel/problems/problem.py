@@ -85,10 +85,11 @@ class Problem:
         for word, data in (("clients", self.clients), ("tests", () if self.tests is None else self.tests)):
             knows = hasattr(data, "rows") and isinstance(getattr(data, "sizes", None), np.ndarray)
             if not isinstance(data, Sequence) and not knows:
+                listed = CLIENTS if word == "clients" else "tests=[client_0_test, client_1_test, …]"
                 raise ExperimentError(
                     f"the {word} of a problem are a list of their data, or know `sizes` (an array) and `rows`, "
                     f"not {type(data).__name__}.",
-                    CLIENTS if word == "clients" else "tests=[client_0_test, client_1_test, …]",
+                    f"clients have numbers: {word}=list(d.values())" if isinstance(data, Mapping) else listed,
                 )
         if isinstance(self.clients, Sequence) and len(self.clients) == 0:
             raise ExperimentError("a problem needs at least one client.", CLIENTS)

@@ -15,7 +15,7 @@ from torch.utils import _pytree
 
 from fedkeel.data.clients import Sample, TensorClients, in_memory, is_at_hand
 from fedkeel.errors import DataError, FedkeelError, ModelError
-from fedkeel.problems.class_labels import check_labels_that_fit, unwatch
+from fedkeel.problems.class_labels import WHOLE_FRACTIONS, are_whole_fractions, check_labels_that_fit, unwatch
 from fedkeel.problems.gradients import REENTRANT
 from fedkeel.problems.module_state import clone_tensors, copy_trained
 from fedkeel.problems.network_calls import check_calls
@@ -70,9 +70,25 @@ def try_sample(task: Task, model: nn.Module | Mapping[str, Tensor], whose: str, 
             "a module is moved to the device, layers in a plain list are not (nn.ModuleList); in a function "
             "of your own, write weights.to(output)"
             if "same device" in str(error)
+            else WHOLE_FRACTIONS
+            if takes_classes(task, model, tensors)
             else "do shapes and types of data, model and targets fit together? Classes are whole numbers from 0",
         ) from error
     return tensors
+
+
+def takes_classes(task: Task, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> bool:
+    """Whether the loss takes classes in place of targets that are fractions by their type alone."""
+    *inputs, target = tensors
+    if not inputs or not are_whole_fractions(target):
+        return False
+    classes = torch.zeros_like(target.squeeze(1) if target.shape[1:] == (1,) else target, dtype=torch.int64)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            task.losses(model, (*inputs, classes), task.predict(model, tensors))
+    except FAILURES:
+        return False
+    return True
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch.utils import _pytree
 from fedkeel.core.trees import Tree
 from fedkeel.data.clients import Sample
 from fedkeel.errors import ExperimentError, FedkeelError
+from fedkeel.problems.class_labels import WHOLE_FRACTIONS, are_whole_fractions
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.metrics import NamedMetric
 from fedkeel.problems.module_state import copy_whole
@@ -94,9 +95,12 @@ class WholeMetrics:
             if not are_finite(output):
                 return float("nan")
             said = f"{type(error).__name__}: {in_one_line(error)}"
+            of_classes = isinstance(measure, NamedMetric) and measure.of_classes and are_whole_fractions(tensors[-1])
             untaken = ExperimentError(
                 f"the metric {name!r} does not take all predictions{whose}: {said}",
-                "it is called with the outputs and the targets of all samples, and returns one number",
+                WHOLE_FRACTIONS
+                if of_classes
+                else "it is called with the outputs and the targets of all samples, and returns one number",
             )
             if taken or not whose:
                 raise untaken from error

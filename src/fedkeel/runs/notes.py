@@ -7,6 +7,7 @@ from fedkeel.data.clients import describe_clients, to_tensors
 from fedkeel.errors import RequestError
 from fedkeel.importing import Trust
 from fedkeel.models.external import check_name
+from fedkeel.problems.class_labels import MAKE_WHOLE
 from fedkeel.problems.divided import are_classes_in_fractions
 from fedkeel.problems.metrics import NamedMetric
 from fedkeel.problems.problem import Problem
@@ -87,7 +88,7 @@ def describe_whole_fractions(experiment: Experiment) -> str | None:
         return None
     return (
         "the targets are fractions, though all of them are whole numbers, so the loss is the squared error, without "
-        'accuracy; if they are classes, make them whole: y.long(), frame.astype({"label": int})'
+        f"accuracy; {MAKE_WHOLE}"
     )
 
 
