@@ -56,6 +56,17 @@ def test_a_function_that_fails_is_named_and_an_imported_name_is_not_proposed(tmp
     assert unknown.value.hint == "known names there: fails"
 
 
+def test_a_type_error_inside_of_a_function_is_not_about_its_hyper_parameters(tmp_path, monkeypatch):
+    source = "def slips(lam=0.5):\n    return dict(lam, bta=1)\ndef needs(lam):\n    return None\n"
+    (tmp_path / "slipping_methods.py").write_text(source)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    with pytest.raises(fk.MethodError, match="method slipping_methods:slips failed: TypeError: ") as inside:
+        build("slipping_methods:slips")
+    assert "import slipping_methods; slipping_methods.slips()" in inside.value.hint
+    with pytest.raises(fk.MethodError, match="needs refused its hyper-parameters: missing a required argument: 'lam'"):
+        build("slipping_methods:needs")
+
+
 def test_keel_is_what_the_plug_ins_make_of_feddyn():
     ours = build("keel")
     theirs = build("ema+specgradfilter+feddyn", {"ratio": 0.1, "min_dims": 2, "decay": 0.97, "share": 0.04})

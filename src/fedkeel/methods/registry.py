@@ -180,10 +180,12 @@ def _make(name: str, make: Callable[..., Method], settings: Mapping[str, Any], *
     own = hyperparameters(make)
     mine = _read(name, make, {word: value for word, value in settings.items() if word in own})
     try:
-        made = make(*base, **mine)
-    except TypeError as error:  # where annotations do not say what fits
+        inspect.signature(make).bind(*base, **mine)
+    except TypeError as error:
         hint = f"its hyper-parameters: {', '.join(own)}" if own else "it has none"
         raise MethodError(f"method {name} refused its hyper-parameters: {error}", hint) from error
+    try:
+        made = make(*base, **mine)
     except FedkeelError:
         raise
     except Exception as error:  # a function of the user's may do anything
