@@ -13,7 +13,7 @@ import logging
 import os
 import site
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -82,16 +82,20 @@ def look_up(name: str, kind: Kind, trust: Trust) -> Any:
         raise untrusted(name, kind.word)
     if is_stdlib(name.partition(":")[0]):
         raise kind.error(f"{show_value(name)} is part of Python, not {kind.article} {kind.word}", kind.hint)
-    target = import_name(name, kind.word, trust)
-    takes = (
+    target = import_name(name, kind.word, trust, partial(is_taken, kind=kind, trust=trust))
+    if not is_taken(target, kind, trust):
+        raise kind.error(f"{show_value(name)} is {describe(target)}, not {kind.article} {kind.word}", kind.hint)
+    return target
+
+
+def is_taken(target: Any, kind: Kind, trust: Trust) -> bool:
+    """Whether something is of the kind asked for."""
+    return (
         (kind.objects and isinstance(target, kind.of))
         or (kind.classes and isinstance(target, type) and issubclass(target, kind.of))
         or (kind.makers and says_it_returns(target, kind.of, trust))
         or (kind.functions and inspect.isfunction(target) and not is_stdlib(target.__module__))
     )
-    if not takes:
-        raise kind.error(f"{show_value(name)} is {describe(target)}, not {kind.article} {kind.word}", kind.hint)
-    return target
 
 
 def says_it_returns(target: Any, of: type, trust: Trust) -> bool:
@@ -117,8 +121,11 @@ def is_stdlib(module: str | None) -> bool:
     return (module or "").partition(".")[0] in sys.stdlib_module_names
 
 
-def import_name(name: str, word: str, trust: Trust) -> Any:
-    """Import a module and take its attribute; from the current folder too, where someone vouches for it."""
+def import_name(name: str, word: str, trust: Trust, fits: Callable[[Any], bool]) -> Any:
+    """Import a module and take its attribute; from the current folder too, where someone vouches for it.
+
+    Where it has no such attribute, the hint names those that fit, or all if none does.
+    """
     module_name, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in module_name.split(".")) or not attribute:
         file = PurePath(module_name).name.removesuffix(".py").lstrip(".")
@@ -134,13 +141,13 @@ def import_name(name: str, word: str, trust: Trust) -> Any:
         place = getattr(module, "__file__", None)
         log.log(
             logging.WARNING if trust is Trust.FILE else logging.INFO, "imported %s, for the %s %s: %s",
-            module_name, word, show_value(name), place or "built in",
+            module_name, word, show_value(name), place or "built in", extra={"word": "note"},
         )  # fmt: skip
     try:
         return attrgetter(attribute)(module)
     except AttributeError:
         raise RequestError(
-            f"module {module_name} has no {word} named: {attribute}", _attribute_hint(module, word, attribute)
+            f"module {module_name} has no {word} named: {attribute}", _attribute_hint(module, word, attribute, fits)
         ) from None
 
 
@@ -202,14 +209,14 @@ def _import_hint(name: str, error: BaseException) -> str:
     return f"`python -c 'import {module_name}'` shows where it fails"
 
 
-def _attribute_hint(module: Any, word: str, attribute: str) -> str:
+def _attribute_hint(module: Any, word: str, attribute: str, fits: Callable[[Any], bool]) -> str:
     if module.__name__ == "__main__" or "<locals>" in attribute:
         return (
             f"a {word} of a run that is to be resumed or compared must lie in a module that can be imported, "
             "not in a script, a notebook or a function"
         )
-    here = [known for known, value in vars(module).items() if not known.startswith("_") and _is_of(module, value)]
-    return nearest(attribute, here, "names there")
+    here = {known: one for known, one in vars(module).items() if not known.startswith("_") and _is_of(module, one)}
+    return nearest(attribute, [known for known, value in here.items() if fits(value)] or here, "names there")
 
 
 def _is_of(module: Any, value: Any) -> bool:

@@ -155,6 +155,8 @@ def test_with_trust_the_same_names_work_and_are_told(hostile, place):
         done = hostile.fedkeel(command, "--trust")
         assert done.code == 0, (command, done.err)
         assert "evil.py" in done.err
+        assert "note: imported evil" in done.err
+        assert "warning: imported" not in done.err
     assert hostile.marker.exists()
     assert "trust=True" in (hostile.folder / "app" / "client_app.py").read_text()
 

@@ -88,6 +88,50 @@ def writes_weights(self, reports, server):
     return reports["loss"]
 
 
+def number_into_server(self, update, server, reports):
+    server["mine"] = 1
+    return update, server
+
+
+def text_into_reports(self, update, server, reports):
+    reports["loss"] = "low"
+    return update, server
+
+
+def number_into_client(self, tree, client, at):
+    client["mine"] = 0.5
+    return tree, client
+
+
+def number_into_message(self, params, client, message):
+    message["params"] = 1
+    return params, client
+
+
+def number_into_moment(self, tree, client, at):
+    at.message["params"] = 1
+    return tree, client
+
+
+def number_into_report(self, report, client, at):
+    report["delta"] = 0.5
+    return report, client
+
+
+def number_into_broadcast(self, message, server):
+    server["mine"] = 1
+    return message
+
+
+def number_into_weighting(self, reports, server):
+    reports["size"] = 1
+    return reports["loss"]
+
+
+def begins_with_number(self, reports, server):
+    return {"mine": 1}
+
+
 def adds(stage):
     def step(self, tree, client, at):
         return tree, client | {"mine": tree}
@@ -284,6 +328,22 @@ BROKEN = {
         rule("Writes", server_slots=own_slot, server_step=writes_in_second_round),
         "Writes.server_step writes into",
     ),
+    "a number into the server": (
+        "server",
+        rule("Puts", server_slots=own_slot, server_step=number_into_server),
+        "Puts.server_step writes into",
+    ),
+    "a text into reports": ("server", rule("Puts", server_step=text_into_reports), "Puts.server_step writes into"),
+    "a number into a client": (
+        "gradient",
+        rule("Puts", client_slots=own_slot, step=number_into_client),
+        "Puts.step writes into",
+    ),
+    "a number into a message": ("gradient", rule("Puts", start=number_into_message), "Puts.start writes into"),
+    "a number into a moment": ("gradient", rule("Puts", step=number_into_moment), "Puts.step writes into"),
+    "a number into a report": ("gradient", rule("Puts", finish=number_into_report), "Puts.finish writes into"),
+    "a number while sending": ("server", rule("Puts", broadcast=number_into_broadcast), "Puts.broadcast writes into"),
+    "a number while weighing": ("weights", rule("Puts", fk.Weighting, __call__=number_into_weighting), "Puts writes"),
     "no pair": ("gradient", rule("Alone", start=returns_alone), "Alone.start must return params, client"),
     "unreported": ("weights", fk.Fair(1.0), "Fair reads 'loss_before'"),
     "unreported, too": ("weights", fk.FairShares(1.0), "FairShares reads 'loss_before'"),
@@ -324,14 +384,19 @@ def test_the_final_phase_is_rehearsed_too(untrained):
     refused("WritesTree.step", make=lambda: run(fk.Method("own", (fk.Phase(),), fk.Uniform(), final=final)))
 
 
-def test_so_is_the_work_of_the_server():
+def work_of_server(*perturb, weights=None):
     base = fk.METHODS["fedlaw"]()
-    phase = fk.Phase((fk.AtMixture(), rule("WritesTree", step=writes_tree)), base.server_phase.gradient, trains=False)
+    phase = fk.Phase((fk.AtMixture(), *perturb), base.server_phase.gradient, trains=False)
     given = small_problem(sizes=(7, 4), test=4)
     given = fk.Problem(model=given.model, loss=given.loss, clients=given.clients, proxy=given.test, classes=3)
-    method = fk.Method("own", base.phases, base.weights, server_phase=phase)
-    exp = fk.Experiment(problem=given, method=method, rounds=1, epochs=1, batch_size=4, lr=0.1)
-    refused("WritesTree.step writes", make=lambda: fk.run(exp))
+    method = fk.Method("own", base.phases, weights or base.weights, server_phase=phase)
+    return fk.run(fk.Experiment(problem=given, method=method, rounds=1, epochs=1, batch_size=4, lr=0.1))
+
+
+def test_so_is_the_work_of_the_server(untrained):
+    refused("WritesTree.step writes", make=lambda: work_of_server(rule("WritesTree", step=writes_tree)))
+    weights = rule("Begins", fk.Weighting, begin=begins_with_number, __call__=lambda *_: torch.ones(1))
+    refused("Begins.begin gives 'mine' as int", make=lambda: work_of_server(weights=weights))
 
 
 def test_a_run_of_several_is_checked_alike(untrained):

@@ -299,6 +299,22 @@ def test_what_does_not_fit_is_refused_in_one_line(method, more, line):
     assert caught.value.hint
 
 
+@for_each("method", ["ema+fedper", "ema+fedavg-ft", "swa+fedavg-ft"])
+def test_an_average_of_a_method_whose_clients_end_with_their_own_models_hints_at_another_method(method):
+    for more in ({}, {"evaluation": {"model": "global"}}):
+        with pytest.raises(fk.FedkeelError, match="clients' own models are no part") as caught:
+            make(method, **more)
+        assert caught.value.hint == "average a method with one model for all, such as ema+fedavg"
+
+
+@for_each("policy", [{"model": "local"}, {"model": "global", "tune": True}])
+def test_where_the_policy_alone_judges_others_the_hint_leads_to_one_that_is_taken(policy):
+    with pytest.raises(fk.FedkeelError, match="clients' own models are no part") as caught:
+        make("ema+ditto", evaluation=policy)
+    assert caught.value.hint == 'judge the average: evaluation.model = "global", and no evaluation.tune'
+    make("ema+ditto", evaluation={"model": "global"})
+
+
 def test_a_shorter_run_than_the_average_was_made_for_is_refused():
     saved = fk.Experiment(dataset="digits", method="swa+fedavg", rounds=100).save()
     with pytest.raises(fk.MethodError, match=r"averaging would start after the last round: in round 76 of 50\."):

@@ -63,6 +63,21 @@ def test_what_is_no_list_of_runs_is_refused_in_a_line():
             fk.compare([run], target=target)
 
 
+def test_the_baseline_is_also_found_by_the_name_under_which_its_runs_were_made():
+    def kept(path, method, seed):
+        return replace(made(method, seed, [0.5]), path=Path(path))
+
+    below = [kept("runs/mine-init/0", "fedprox", 0), kept("runs/mine-init/1", "fedprox", 1)]
+    for own in (below, [kept("runs/mine-init-0123456789ab", "fedprox", 0)]):
+        groups = group_runs([made("fedavg", 0, [0.5]), *own])
+        assert Comparison.of(groups, "mine:init").baseline.label == "fedprox"
+        with pytest.raises(fk.RequestError, match="no run is of: mine:other"):
+            Comparison.of(groups, "mine:other")
+    several = group_runs([below[0], kept("runs/mine-init/0", "fedsam", 0)])
+    with pytest.raises(fk.RequestError, match="no run is of: mine:init"):
+        Comparison.of(several, "mine:init")
+
+
 def test_a_run_that_leaves_out_what_another_sets_names_its_key():
     runs = [made("fedavg", 0, [0.5]), made("fedavg", 0, [0.6], clip=1.0)]
     assert [group.label for group in group_runs(runs)] == ["fedavg (default clip)", "fedavg (clip=1.0)"]

@@ -22,7 +22,7 @@ class Logged(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING:
-            say(self.console, record.levelname.lower(), "bold yellow", record.getMessage())
+            say(self.console, getattr(record, "word", record.levelname.lower()), "bold yellow", record.getMessage())
         elif record.getMessage() not in self.noted:  # runs side by side have the same to say
             self.noted.add(record.getMessage())
             say(self.console, "note", "dim", record.getMessage())

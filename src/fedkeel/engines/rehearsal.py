@@ -146,6 +146,7 @@ RETURNS: dict[str, tuple[tuple[type, ...], str]] = {
     "server_step": ((Tree, dict), "update, server"),
     "remember": ((dict,), "the server's state"),
     "deploy": ((dict,), "the model"),
+    "begin": ((dict,), "the state that the server's own phase starts from"),
 }
 """By stage: the types that it returns, and how a rule writes them."""
 
@@ -224,8 +225,9 @@ class Watched(Rule):
                 f"{place} reads {slot!r}, which no rule of this method keeps, sends or reports there.",
                 f"add the rule that does, or keep {slot!r} in client_slots or server_slots",
             ) from error
-        after = tensors(given)
-        if before != _versions(after) or any(a is not b for a, b in zip(slots, after, strict=True)):
+        after = tensors(given)  # may be anything, where a rule has put it there
+        kept = len(after) == len(slots) and all(a is b for a, b in zip(slots, after, strict=True))
+        if not kept or before != _versions(after):
             raise MethodError(
                 f"{place} writes into what it was given.", "make new ones: return 0.5 * tree, client | {…}"
             )
@@ -278,9 +280,6 @@ def _versions(slots: list[Any]) -> list[int]:
 @dataclass(frozen=True)
 class WatchedWeighting(Watched, Weighting):
     """A weighting whose every stage is checked in the same way."""
-
-    def begin(self, reports: State, server: State) -> State:
-        return self.call("begin", reports, server)
 
     def __call__(self, reports: State, server: State) -> Tensor:
         return self.call("__call__", reports, server)

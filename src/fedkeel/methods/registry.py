@@ -139,8 +139,14 @@ def build(name: str, settings: Mapping[str, Any] | None = None, trust: Trust = T
 
 def makers_of(name: str, trust: Trust = Trust.TYPED) -> list[Callable[..., Method]]:
     """The functions behind a name: plug-ins in the order in which they are written, then the base."""
-    *plugins, base = name.split("+")
+    *plugins, base = words = name.split("+")
     for word in plugins:
+        if word in METHODS and word not in PLUGINS:
+            fronts = "+".join([one for one in plugins if one in PLUGINS])
+            hint = f"plug-ins stand before the method: {fronts}+{word}" if fronts else f"write {word}, or {base}"
+            raise MethodError(f"{word} is a method, not a plug-in, and stands before a +: {name}", hint)
+        if words.count(word) > 1:
+            raise MethodError(f"{word} stands twice in {name}.", "use it once: " + "+".join(dict.fromkeys(words)))
         require_known(word, PLUGINS, "unknown plug-in", "plug-ins", MethodError)
     return [*(PLUGINS[word] for word in plugins), _maker(base, trust)]
 
@@ -160,7 +166,12 @@ def _maker(name: str, trust: Trust) -> Callable[..., Method]:
         raise MethodError(f"{name} is a plug-in, not a method of its own.", f"put it on one: {name}+fedsam")
     if (plugin := find_plugin("methods", name)) is not None:
         return _own(plugin.value, min(trust, Trust.INSTALLED))
-    raise MethodError(f"unknown method: {name}", nearest(name, METHODS, "methods"))
+    if not name:
+        raise MethodError("no method is named behind the last +.", "put plug-ins on one: ema+fedavg")
+    hint = nearest(name, METHODS, "methods")
+    if not hint.startswith("did you mean") and name.replace(".", "_").isidentifier():
+        hint = f"`fedkeel methods` lists them; one of your own is written module:name, such as {name}:name"
+    raise MethodError(f"unknown method: {name}", hint)
 
 
 def _own(name: str, trust: Trust) -> Callable[..., Method]:
@@ -180,10 +191,12 @@ def _make(name: str, make: Callable[..., Method], settings: Mapping[str, Any], *
     own = hyperparameters(make)
     mine = _read(name, make, {word: value for word, value in settings.items() if word in own})
     try:
-        made = make(*base, **mine)
-    except TypeError as error:  # where annotations do not say what fits
+        inspect.signature(make).bind(*base, **mine)
+    except TypeError as error:
         hint = f"its hyper-parameters: {', '.join(own)}" if own else "it has none"
         raise MethodError(f"method {name} refused its hyper-parameters: {error}", hint) from error
+    try:
+        made = make(*base, **mine)
     except FedkeelError:
         raise
     except Exception as error:  # a function of the user's may do anything

@@ -245,15 +245,20 @@ def _check(made: Plan) -> None:
     if isinstance(made.source, Division) and isinstance(made.source.model, str) and ":" not in made.source.model:
         card_of(made.source.model)
     share_of(made.participation)
-    policy = made.evaluation
-    own = (
-        made.method.personal or made.method.final or (policy is not None and (policy.model != "global" or policy.tune))
-    )
-    if own and made.method.deploys_another:
+    if made.method.deploys_another and (hint := _hint_at_own_models(made)):
         raise ExperimentError(
             f"{made.method.name} deploys an average of the server's models, of which clients' own models are no part.",
-            'average a method with one model for all, and judge that: evaluation.model = "global"',
+            hint,
         )
+
+
+def _hint_at_own_models(made: Plan) -> str:
+    """Say how clients' own models are left out, where they are part of the method or judged."""
+    if made.method.personal or made.method.final:
+        return "average a method with one model for all, such as ema+fedavg"
+    if made.evaluation is None or (made.evaluation.model == "global" and not made.evaluation.tune):
+        return ""
+    return 'judge the average: evaluation.model = "global", and no evaluation.tune'
 
 
 def _stays_finite(made: Plan) -> bool:

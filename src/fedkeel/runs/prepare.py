@@ -28,6 +28,7 @@ from fedkeel.data.partition.partition import Partition, assign_all
 from fedkeel.data.partition.partition import divide as divide_labels
 from fedkeel.data.prepare import Preparation, find_augmentation
 from fedkeel.engines.rehearsal import rehearse
+from fedkeel.engines.rehearse_stack import rehearse_stack
 from fedkeel.errors import ExperimentError, MethodError, ModelError, nearest
 from fedkeel.importing import untrusted
 from fedkeel.methods.averaging import head_tuning
@@ -179,6 +180,7 @@ def method_of(plan: Plan, task: Task) -> Method:
     if task.buffers is not None and plan.buffers == "average":  # else they never leave a client
         method = replace(method, personal=(*method.personal, ShareBuffers()))
     rehearse(method, task)
+    rehearse_stack(plan.method, setting)
     return method
 
 

@@ -13,6 +13,7 @@ from fedkeel.analysis.intervals import Interval, Seeds, list_differences, paired
 from fedkeel.errors import RequestError, explain_typos, require_known
 from fedkeel.runs.environment import keep_one_place
 from fedkeel.runs.finished_run import Run, load_run
+from fedkeel.runs.folder import folder_name
 from fedkeel.runs.record import judged_on, make_frame
 from fedkeel.studies import cost_to_target as cost
 from fedkeel.studies.caveats import edited_between, place_of
@@ -52,7 +53,7 @@ class Comparison:
     ) -> Comparison:
         """Hold groups against the named one, or the first, at the target, or what every run reached."""
         labels = [group.label for group in groups]
-        name = labels[0] if baseline is None else require_known(baseline, labels, "no run is of", "methods")
+        name = labels[0] if baseline is None else find_label(groups, baseline)
         aim = common_target(groups) if target is None else target
         return Comparison(groups, groups[labels.index(name)], aim, number)
 
@@ -112,6 +113,22 @@ class Comparison:
         means = [(group.label, mean_and_std([*group.values(name).values()])[0]) for group in self.groups]
         told = [label if mean is None else f"{label} {mean:.4g}" for label, mean in means]
         return f"Comparison({', '.join(told)}; {name}, to {self.baseline.label})"
+
+
+def find_label(groups: Sequence[RunGroup], name: str) -> str:
+    """The label of a group: itself, or the `module:name` that its runs were made under, of which folders are named."""
+    labels = [group.label for group in groups]
+    if name not in labels and ":" in str(name):
+        folder = folder_name(str(name))
+        paths = {group.label: [run.path for run in group.runs.values() if run.path is not None] for group in groups}
+        under = [
+            label
+            for label, found in paths.items()
+            if any(folder in (path.parent.name, path.name.rpartition("-")[0]) for path in found)
+        ]
+        if len(under) == 1:
+            return under[0]
+    return require_known(name, labels, "no run is of", "methods")
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:

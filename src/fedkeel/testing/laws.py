@@ -16,6 +16,7 @@ from fedkeel.core.trees import Tree, state_bytes, tensors
 from fedkeel.engines.cost import uploaded
 from fedkeel.engines.machine import has_pools
 from fedkeel.engines.rehearsal import expected_messages
+from fedkeel.engines.rehearse_stack import ALONG_LAST_AXIS
 from fedkeel.errors import FedkeelError
 from fedkeel.importing import Trust
 from fedkeel.methods import composition
@@ -160,8 +161,7 @@ def hint_at_stacks(trial: Trial) -> str:
     """Say what rules may do wrong that only a stack shows."""
     hint = "no rule writes into what it was given, in later steps and rounds either: return 0.5 * tree, client | {…}"
     if any(is_stackable(rule) and rule.stages & LOCAL_STAGES for rule in trial.method.rules):
-        along = "a rule that says stackable = True works along the last axis: tree.norm(), number[..., None] * vector"
-        return f"{along}; {hint}"
+        return f"{ALONG_LAST_AXIS}; {hint}"
     return hint
 
 
