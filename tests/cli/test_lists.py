@@ -161,6 +161,20 @@ def test_doctor_tries_the_network_of_a_problem_of_ones_own(fedkeel, monkeypatch)
     assert re.search(r"stacked +linear\n +batches +of one size at a time, because samples meet", out)
 
 
+@pytest.mark.parametrize("data", ['problem = "doctored_tests:problem"', 'dataset = "digits"\nmodel = "mlp"'])
+@pytest.mark.parametrize("model", ["local", "global"])
+def test_doctor_sets_test_shares_aside_as_a_run_does(fedkeel, monkeypatch, data, model):
+    monkeypatch.syspath_prepend(".")
+    Path("doctored_tests.py").write_text(OWN_PROBLEM)
+    text = f'{data}\nparticipation = 1.0\n[evaluation]\nmodel = "{model}"\nshare = '
+    Path("e.toml").write_text(text + "0.25\n")
+    done = fedkeel("doctor", "e.toml", "--trust")
+    assert done.code == 0
+    assert ("clients  0 B each" in done.out) == (model == "global")  # else each client's last model is kept
+    Path("e.toml").write_text(text + "0.0\n")
+    assert "set evaluation.share" in fedkeel("doctor", "e.toml", "--trust").err
+
+
 def test_memory_counts_the_slots_of_server_and_clients():
     plain, variates = (estimate(Experiment(dataset="digits", model="mlp", method=m)) for m in ("fedavg", "scaffold"))
     model = 4 * plain.parameters
