@@ -217,7 +217,7 @@ def prepare(
     describe_functions(plan)  # before a loss is called, which may make a part of itself then
     task = make_task(replace(problem, metrics=problem.metrics | on.metrics) if on.metrics else problem)
     try_out(task)
-    check_data(task)
+    check_data(task, begun=bool(made))
     log.info("%s", describe_task(task))
     method = method_of(plan, task)
     for told in list_surprises(experiment, method, task):
