@@ -161,6 +161,59 @@ def test_doctor_tries_the_network_of_a_problem_of_ones_own(fedkeel, monkeypatch)
     assert re.search(r"stacked +linear\n +batches +of one size at a time, because samples meet", out)
 
 
+SEQUENCES = """
+import torch, fedkeel as fk
+from torch.nn.utils.rnn import pack_padded_sequence
+class Packed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.out = torch.nn.LSTM(2, 3, batch_first=True), torch.nn.Linear(3, 2)
+    def forward(self, x, lengths):
+        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        return self.out(self.lstm(packed)[1][0][-1])
+def make(longest):
+    x = torch.rand(6, longest, 2, generator=torch.Generator().manual_seed(0))
+    return x, torch.arange(longest - 5, longest + 1), torch.arange(6) % 2
+def shorten(raw, keys=None):
+    return raw[0][:, : int(raw[1].max())], *raw[1:]
+given = {"model": Packed(), "loss": torch.nn.functional.cross_entropy}
+whole = fk.Problem(clients=[make(8), tuple(part[:5] for part in make(8))], **given)
+batch = fk.Problem(clients=[make(8), tuple(part[:5] for part in make(8))], prepare=shorten, **given)
+"""
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        ("whole", "this model cannot be stacked: it reads a number out of a tensor (doctored_sequences.py, line 10)"),
+        ("batch", "the samples of clients differ in shape, so they cannot be stacked: (7, 2) and (8, 2)"),
+    ],
+)
+def test_the_doctor_and_a_run_give_one_reason_why_sequences_are_not_stacked(fedkeel, monkeypatch, problem, reason):
+    monkeypatch.syspath_prepend(".")
+    Path("doctored_sequences.py").write_text(SEQUENCES)
+    Path("e.toml").write_text(f'problem = "doctored_sequences:{problem}"\nparticipation = 1.0\nrounds = 1\n')
+    assert f"serial  {reason}; the engine auto" in fedkeel("doctor", "e.toml", "--trust").out
+    done = fedkeel("run", "e.toml", "--trust", "--engine", "stacked", "--out", "refused")
+    assert done.code == 2
+    assert f"error: {reason}" in done.err
+    assert fedkeel("run", "e.toml", "--trust", "--out", "trained").code == 0
+
+
+@pytest.mark.parametrize("data", ['problem = "doctored_tests:problem"', 'dataset = "digits"\nmodel = "mlp"'])
+@pytest.mark.parametrize("model", ["local", "global"])
+def test_doctor_sets_test_shares_aside_as_a_run_does(fedkeel, monkeypatch, data, model):
+    monkeypatch.syspath_prepend(".")
+    Path("doctored_tests.py").write_text(OWN_PROBLEM)
+    text = f'{data}\nparticipation = 1.0\n[evaluation]\nmodel = "{model}"\nshare = '
+    Path("e.toml").write_text(text + "0.25\n")
+    done = fedkeel("doctor", "e.toml", "--trust")
+    assert done.code == 0
+    assert ("clients  0 B each" in done.out) == (model == "global")  # else each client's last model is kept
+    Path("e.toml").write_text(text + "0.0\n")
+    assert "set evaluation.share" in fedkeel("doctor", "e.toml", "--trust").err
+
+
 def test_memory_counts_the_slots_of_server_and_clients():
     plain, variates = (estimate(Experiment(dataset="digits", model="mlp", method=m)) for m in ("fedavg", "scaffold"))
     model = 4 * plain.parameters

@@ -27,6 +27,7 @@ from fedkeel.report.sweeps import find_sweeps, trials_of_runs
 from fedkeel.report.tables import differences, leaders, summary
 from fedkeel.runs.prepare import problem_of
 from fedkeel.studies.diagnose import write_diagnostic
+from problems import small_problem
 
 
 def read(*folders):
@@ -279,6 +280,19 @@ def test_commands_reproduce_each_run(tmp_path, drawn_only):
     for folder in folders:
         again = f"again/{tmp_path.name}/e/{folder.name}"
         assert f"fedkeel run &#x27;{folder}/experiment.toml&#x27; --engine serial --out &#x27;{again}&#x27;" in text
+
+
+def test_only_runs_of_python_are_told_to_be_made_from_python(tmp_path, drawn_only):
+    typed = "fedkeel run --problem own:problem"
+    for name, command in (("python", None), ("script", ["train.py"]), ("shell", ["/bin/fedkeel", *typed.split()[1:]])):
+        settings = {"rounds": 1, "participation": 1.0, "epochs": 1, "batch_size": 8}
+        fk.run(
+            fk.Experiment(problem=small_problem(), **settings), out=tmp_path / name, engine="serial", command=command
+        )
+        text = page(content(read(tmp_path / name)))
+        assert ("made from Python" in text) == (name != "shell")
+        assert (f"typed: <code>{typed}</code>" in text) == (name == "shell")
+        assert ("give the command that was typed" in text) == (name == "shell")
 
 
 def test_a_run_made_again_is_not_among_those_reported(tmp_path, monkeypatch):

@@ -318,6 +318,17 @@ def test_another_patience_remembers_what_was_best(tmp_path, monkeypatch):
         assert names == {describe(fk.EarlyStop(**given))}
 
 
+def test_more_rounds_of_a_stopped_run_are_told_what_continues_it(tmp_path, caplog):
+    stop = Counting(2)
+    for rounds, told in ((3, 0), (3, 0), (5, 1), (5, 1)):
+        assert len(train(tmp_path, [stop], rounds=rounds).records) == 2
+        assert caplog.text.count("stopped early, in round 2 of 5, by test_callbacks:Counting") == told
+    assert "in Python, go on without that callback" in caplog.text
+    caplog.clear()
+    assert len(train(tmp_path, [], rounds=5).records) == 5
+    assert "stopped early" not in caplog.text
+
+
 @pytest.mark.slow
 def test_a_stopped_run_says_so_stays_stopped_and_goes_on_without_the_callback(tmp_path):
     stop = Counting(3)
@@ -489,6 +500,15 @@ def test_keep_and_patience_on_the_command_line(trained, fedkeel, monkeypatch):
     assert not equal(exported["best"], exported["last"])
     shown = fedkeel("resume", "here")
     assert f"stopped in round {result['rounds']}" in shown.out
-    gone_on = fedkeel("resume", "here", "--patience", "0", "--json")
+    told = (
+        f"here was stopped early, in round {result['rounds']} of {{}}, by EarlyStop:patience=1, so no round is trained"
+    )
+    assert told.format(9) in shown.err
+    for _ in range(2):  # extended, and found
+        extended = fedkeel("resume", "here", "--rounds", "11")
+        assert extended.err.count("stopped early") == extended.err.count(told.format(11)) == 1
+        assert "--patience 0 goes on" in extended.err
+    gone_on = fedkeel("resume", "here", "--rounds", "9", "--patience", "0", "--json")
+    assert "stopped early" not in gone_on.err
     assert json.loads(gone_on.out)["runs"][0]["result"]["rounds"] == 9
     assert fedkeel("run", "--keep", "worst").code == 2

@@ -153,9 +153,10 @@ def test_what_a_full_disk_keeps_back_is_told_once(tmp_path):
 
 # ---- numbers -------------------------------------------------------------------------------------------------------
 def poisoned(client):
+    """A problem whose numbers are finite, and too large for the network of a client that trains on them."""
     problem = small_problem()
     clients = list(problem.clients)
-    clients[client] = (torch.full_like(clients[client][0], float("nan")), clients[client][1])
+    clients[client] = (torch.full_like(clients[client][0], 3e38), clients[client][1])
     return fk.Problem(model=problem.model, loss=problem.loss, clients=clients, test=problem.test)
 
 

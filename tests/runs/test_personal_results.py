@@ -16,6 +16,7 @@ from fedkeel.report.content import content
 from fedkeel.report.source import Source
 from fedkeel.report.tables import summary
 from fedkeel.runs.finished_run import validation_score
+from fedkeel.runs.notes import describe_unjudged
 from fedkeel.runs.record import judged_on
 from problems import small_problem
 
@@ -113,6 +114,16 @@ def test_personal_models_that_nobody_judges_are_told(caplog):
         caplog.clear()
         fk.run(experiment(method, rounds=1))
         assert "evaluation.model" not in caplog.text
+
+
+def test_that_the_servers_model_is_judged_for_them_is_told_once(caplog):
+    told = {"fedper": True, "plgu": True, "ditto": True, "fedavg-ft": False, "fedavg": False}
+    for method, is_told in told.items():
+        line = describe_unjudged(experiment(method, evaluation={"model": "global"}).plan)
+        assert (line is not None) == is_told, method
+        assert describe_unjudged(experiment(method, evaluation={"model": "received"}).plan) is None
+    fk.run(experiment("fedper", rounds=1, evaluation={"model": "global"}))
+    assert caplog.text.count("evaluation.model=local judges the clients'") == 1
 
 
 def test_clients_that_send_nothing_are_told(caplog):

@@ -23,20 +23,68 @@ def train(problem, **changes):
     return fk.run(fk.Experiment(problem=problem, **settings | changes), engine="serial")
 
 
+def read_in_turn(problem, poisoned):
+    """The problem with clients that are read when their turn comes, some of which hold what is no number."""
+    clients = [with_nan(part) if i in poisoned else part for i, part in enumerate(problem.clients)]
+    return replace(problem, clients=ReadInTurn(clients))
+
+
 def test_inputs_that_are_not_numbers_are_not_blamed_on_the_learning_rate():
     problem = small_problem()
-    clients = [with_nan(part) for part in problem.clients]
     with pytest.raises(fk.RunError, match="input data of client 0 hold NaN") as caught:
-        train(replace(problem, clients=clients))
+        train(read_in_turn(problem, range(len(problem.clients))))
     assert "lr" not in caught.value.hint
 
 
 def test_a_client_that_is_left_out_for_its_data_is_told_so(caplog):
-    problem = small_problem()
-    clients = [with_nan(part) if i == 2 else part for i, part in enumerate(problem.clients)]
     with caplog.at_level(logging.WARNING, "fedkeel"):
-        train(replace(problem, clients=clients))
+        train(read_in_turn(small_problem(), [2]))
     assert "the input data of client 2 hold NaN" in caplog.text
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("changes", [{}, {"validation": 0.3}, {"evaluation": {"model": "global", "share": 0.3}}])
+def test_training_inputs_that_are_no_numbers_are_refused_by_client_and_row(value, changes):
+    """Wherever a share of the rows is set aside: the row is that of the data as they are given."""
+    problem = small_problem()
+    for row in range(4):
+        x, y = (part.clone() for part in problem.clients[2])
+        x[row, 1] = value
+        clients = [(x, y) if i == 2 else part for i, part in enumerate(problem.clients)]
+        with pytest.raises(fk.DataError, match=rf"numbers that are not finite \(row {row} of client 2\)"):
+            train(replace(problem, clients=clients), **changes)
+
+
+def test_a_run_that_has_begun_leaves_out_whom_it_left_out(tmp_path, monkeypatch):
+    """Version 1.1.0 began runs with such data."""
+    problem = small_problem()
+    poisoned = replace(problem, clients=[with_nan(problem.clients[0]), *problem.clients[1:]])
+    settings = {"problem": poisoned, "participation": 1.0, "epochs": 1, "batch_size": 8, "lr": 0.1}
+    with monkeypatch.context() as patch:
+        patch.setattr("fedkeel.runs.start.check_data", lambda task, **_: None)
+        fk.run(fk.Experiment(**settings, rounds=1), out=tmp_path, engine="serial")
+    run = fk.run(fk.Experiment(**settings, rounds=2), out=tmp_path, engine="serial")
+    assert [record.dropped for record in run.records] == [[0], [0]]
+
+
+def test_targets_with_gaps_are_trained_on():
+    """The loss leaves gaps out; so does one without a module, also of its inputs."""
+    x, y = torch.rand(9, 2), torch.rand(9, 1)
+    y[3] = torch.nan
+
+    def loss(output, target):
+        return torch.where(target.isnan(), 0.0, output - target.nan_to_num()).square()
+
+    assert len(train(fk.Problem(model=torch.nn.Linear(2, 1), loss=loss, clients=[(x, y)])).records) == 2
+    x[4, 0] = torch.nan
+
+    def masked(params, batch):
+        known = batch[0].nan_to_num() @ params["w"]
+        return torch.where(batch[1].isnan(), 0.0, known - batch[1].nan_to_num()).square().mean(1)
+
+    assert train(fk.Problem(params={"w": torch.zeros(2, 1)}, loss=masked, clients=[(x, y)])).records[-1].loss > 0
+    with pytest.raises(fk.DataError, match=r"not finite \(row 4\)"):
+        train(fk.Problem(params={"w": torch.zeros(2, 1)}, loss=lambda p, b: b[0] @ p["w"], clients=[(x, y)]))
 
 
 def test_a_client_that_diverges_by_itself_is_still_told_to_lower_lr():

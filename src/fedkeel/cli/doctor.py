@@ -156,13 +156,14 @@ def list_free() -> Iterator[tuple[str, str]]:
 def try_network(experiment: Experiment) -> Iterator[tuple[str, str]]:
     """What the stacked engine does with the experiment's network, by a pass of two clients."""
     from fedkeel.cli.estimate import make_task
+    from fedkeel.data.clients import UnequalSamplesError
     from fedkeel.engines.stacked.engine import describe_network
     from fedkeel.errors import ModelError
 
     try:
         yield from describe_network(make_task(experiment.plan, samples=2)).items()
-    except ModelError as error:
-        yield "serial", f"{error.message}; the engine auto trains one client after another"
+    except (ModelError, UnequalSamplesError) as error:
+        yield "serial", f"{error.message.rstrip('.')}; the engine auto trains one client after another"
 
 
 def list_memory(experiment: Experiment) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -26,7 +26,7 @@ from fedkeel.problems.task import Task
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.participation import count_selected, share_of
 from fedkeel.runs.plan import Division, Plan
-from fedkeel.runs.prepare import cross_entropy, divide, method_of
+from fedkeel.runs.prepare import cross_entropy, divide, method_of, problem_of
 
 TREES = 4  # the model as it was given, its initial weights, its gradient by layer and joined
 CLIMB = 2  # the gradient at w and the point it leads to
@@ -142,7 +142,11 @@ def onednn_bytes(convolutions: Sequence[Convolution]) -> int:
 
 def make_task(plan: Plan, samples: int) -> Task:
     """Make a task of an experiment's own problem, or of so many blank samples of its data set."""
-    return Task(plan.source if isinstance(plan.source, Problem) else blank_problem(plan.source, samples))
+    if isinstance(plan.source, Problem):
+        return Task(problem_of(plan))
+    problem = blank_problem(plan.source, samples)
+    sets_aside = plan.evaluation is not None and plan.evaluation.share > 0
+    return Task(replace(problem, tests=problem.clients) if sets_aside else problem)
 
 
 def blank_problem(division: Division, samples: int) -> Problem:

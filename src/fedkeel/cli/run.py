@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,7 @@ from fedkeel.cli.tracking import ToMlflow, ToTensorBoard, ToWandb, Track, Tracki
 from fedkeel.text import split_words
 
 if TYPE_CHECKING:
-    from fedkeel.cli.training import Machine, Target
+    from fedkeel.cli.training import Machine, Outcome, Target
 
 
 @examples(
@@ -153,6 +154,7 @@ def resume(
     from fedkeel.runs.environment import names_before
     from fedkeel.runs.experiment import Experiment
     from fedkeel.runs.folder import read_experiment
+    from fedkeel.runs.following import warn_of_stop
 
     targets, folders = [], runs_in(folder)
     below = None if folders == [folder] else folder
@@ -166,13 +168,18 @@ def resume(
         targets.append(Target(experiment, path, experiment.plan.method.name))
     tracking = Tracking.of(track or tracked, tensorboard, mlflow, wandb)
     callbacks = go_on_with(read_callbacks(keep, patience, callback), folders, trust, patience)
-    carry_out(
+    outcomes = carry_out(
         targets,
         Machine(engine, workers, device, arithmetic, tracking, callbacks, read_metrics(metrics, folders, trust)),
         json=json,
         progress=not no_progress,
         below=below,
     )
+    for outcome in outcomes:
+        if outcome.found and outcome.run is not None:
+            warn_of_stop(
+                outcome.target.folder, outcome.run.result.get("stopped"), outcome.target.experiment.plan.rounds
+            )
 
 
 def precision_of(folders: list[Path]) -> str:
@@ -188,7 +195,9 @@ def precision_of(folders: list[Path]) -> str:
     return found[0]
 
 
-def carry_out(targets: list[Target], machine: Machine, *, json: bool, progress: bool, below: Path | None) -> None:
+def carry_out(
+    targets: list[Target], machine: Machine, *, json: bool, progress: bool, below: Path | None
+) -> Sequence[Outcome]:
     """Train, then print; a signal ends the training with its checkpoint written. `below` is the folder of several runs,
     which knows those that have not begun."""
     from fedkeel.cli import results
@@ -213,6 +222,7 @@ def carry_out(targets: list[Target], machine: Machine, *, json: bool, progress: 
         results.show(outcomes, stdout())
     if any(outcome.run is None for outcome in outcomes):
         raise typer.Exit(1)
+    return outcomes
 
 
 def report_on(folders: list[Path], page: Path) -> None:

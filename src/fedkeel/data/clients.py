@@ -107,11 +107,12 @@ def take_rows(data: Any, rows: Rows, whose: str) -> Any:
 
 
 class DividedList(list[Any]):
-    """The data of each client, with the partition that took them from one pool: it knows which samples are copies."""
+    """The data of each client, with the partition that took them from one pool: it knows which samples are copies; and,
+    where a share was set aside, which rows of each client are left."""
 
-    def __init__(self, clients: Iterable[Any], partition: Partition):
+    def __init__(self, clients: Iterable[Any], partition: Partition | None, left: Sequence[Rows] | None = None):
         super().__init__(clients)
-        self.partition = partition
+        self.partition, self.left = partition, left
 
 
 def split_list(clients: Sequence[Any], sizes: Rows, share: float, of: int) -> tuple[list[Any], list[Any]]:
@@ -125,14 +126,14 @@ def split_list(clients: Sequence[Any], sizes: Rows, share: float, of: int) -> tu
     if partition is not None and partition.duplicated:
         whole = partition
 
-    def take(part: Partition) -> list[Any]:
+    def take(part: Partition) -> DividedList:
         inside = np.isin(whole.indices, part.indices)
         rows = [np.flatnonzero(inside[start:end]) for start, end in pairwise(ends.tolist())]
         made = [take_rows(data, rows[client], f"client {client}") for client, data in enumerate(clients)]
         if partition is None:
-            return made
-        offsets = np.concatenate([[0], np.cumsum(inside)])[ends]
-        return DividedList(made, Partition(partition.indices[inside], offsets, partition.samples, partition.notes))
+            return DividedList(made, None, rows)
+        at = np.concatenate([[0], np.cumsum(inside)])[ends]
+        return DividedList(made, Partition(partition.indices[inside], at, partition.samples, partition.notes), rows)
 
     kept, aside = whole.split(share, of)
     return take(kept), take(aside)

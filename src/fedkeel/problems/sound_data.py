@@ -30,22 +30,25 @@ BATCH = 256  # samples with such inputs that a network is given at once
 CLEAN = "leave such samples out, or fill what is missing"
 
 
-def check_data(task: Task) -> None:
-    """Refuse an empty test set, test inputs that are not finite, and labels that the loss does not take, beforehand.
+def check_data(task: Task, *, begun: bool = False) -> None:
+    """Refuse an empty test set, inputs and test targets that are not finite, and labels that the loss does not take.
 
-    A warning names the classes that are tested and that no client trains on, but for the one that the loss ignores.
-    Only data in memory are checked: others are read when their turn comes.
+    Targets to train on may have gaps, and a run that has `begun` leaves clients out, as it did. A warning names the
+    classes that are tested and that no client trains on, but for the one that the loss ignores. Only data in memory are
+    checked: others are read when their turn comes.
     """
-    parts = {"the training data": task.clients, "the test set": task.test, "the clients' test sets": task.tests}
-    given = {name: data for name, data in parts.items() if data is not None}
+    tests = {"the test set": task.test, "the clients' test sets": task.tests}
+    parts = {"the training data": task.clients} | {name: data for name, data in tests.items() if data is not None}
     if task.test is not None and in_memory(task.test) and not task.test.sizes.any():
         raise DataError("the test set has no samples.", "give it some, or leave test= out")
-    for name, data in given.items():
-        if name != "the training data" and (wrong := find_unsound(data, partial(has_sound_inputs, task))) is not None:
-            raise DataError(f"the inputs of {name} hold numbers that are not finite ({wrong}).", CLEAN)
-        if name != "the training data" and (wrong := find_unsound(data, partial(has_sound_targets, task))) is not None:
-            raise DataError(f"the targets of {name} hold numbers that are not finite ({wrong}).", CLEAN)
-    classes = check_labels(task, given)
+    whole = task.problem.data  # with the validation share
+    for name, data in (parts | {"the training data": whole}).items():
+        is_test = name in tests
+        for kind, find in (("inputs", find_wrong_input), ("targets", find_wrong_target)):
+            looked_at = is_test or (kind == "inputs" and not begun)
+            if looked_at and (wrong := find_unsound(data, partial(find, task))) is not None:
+                raise DataError(f"the {kind} of {name} hold numbers that are not finite ({wrong}).", CLEAN)
+    classes = check_labels(task, parts)
     if classes is not None and task.test is not None:
         untrained = list_untrained(task.clients, task.test, classes)
         warn_of_untrained([label for label in untrained if label != task.ignored])
@@ -68,34 +71,46 @@ def check_pairs(task: Task, clients: Sequence[int], batch_size: int) -> None:
     )
 
 
-def find_unsound(data: ClientData, is_sound: Callable[[ClientData, int, int], bool]) -> str | None:
-    """Say whose data hold a number that is not finite; None where all are sound or are not in memory."""
+def find_unsound(data: ClientData, find: Callable[[ClientData, int, int], int | None]) -> str | None:
+    """Say which row is the first to hold a number that is not finite; None where none in memory does."""
     if not in_memory(data):
         return None
     for client, size in enumerate(data.sizes.tolist()):
-        if not is_sound(data, client, size):
-            return f"of client {client}" if len(data.sizes) > 1 else f"at least one of {size} samples"
+        if (row := find(data, client, size)) is not None:
+            return f"row {row_as_given(data, client, row)}" + f" of client {client}" * (len(data.sizes) > 1)
     return None
 
 
+def row_as_given(data: ClientData, client: int, row: int) -> int:
+    """The number of a client's row before a share of the rows was set aside."""
+    left = getattr(getattr(data, "clients", None), "left", None)
+    return row if left is None else int(left[client][row])
+
+
 @torch.no_grad()
-def has_sound_inputs(task: Task, data: ClientData, client: int, size: int) -> bool:
-    """Whether every input of a client is finite, or `prepare` and the network make finite outputs of the others."""
+def find_wrong_input(task: Task, data: ClientData, client: int, size: int) -> int | None:
+    """The first row whose input is not finite, unless `prepare` and the network make finite outputs of it, or a loss
+    without a module takes it."""
     parts = data.rows(client, np.arange(size))
     wrong = np.unique(np.concatenate([find_unsound_rows(part) for part in parts[:-1] or parts]))
     if not len(wrong):
-        return True
+        return None
     with torch.random.fork_rng(devices=[]):
         model = None if task.module is None else copy_whole(task.module).eval()
         for start in range(0, len(wrong), BATCH):
+            rows = wrong[start : start + BATCH]
             try:
-                tensors = task.prepare(data.rows(client, wrong[start : start + BATCH]))
-                output = tensors[:-1] or tensors if model is None else task.predict(model, tensors)
+                tensors = task.prepare(data.rows(client, rows))
+                if model is None:
+                    output: Any = task.losses(task.initial.named(), tensors, None)
+                else:
+                    output = task.predict(model, tensors)
             except Exception:
-                return False
-            if any(len(find_unsound_rows(part)) for part in _pytree.tree_leaves(output) if isinstance(part, Tensor)):
-                return False
-    return True
+                return int(rows[0])
+            for part in _pytree.tree_leaves(output):
+                if isinstance(part, Tensor) and len(found := find_unsound_rows(part)):
+                    return int(rows[found[0] if part.shape[:1] == rows.shape else 0])
+    return None
 
 
 def find_unsound_rows(part: Tensor) -> Rows:
@@ -107,19 +122,17 @@ def find_unsound_rows(part: Tensor) -> Rows:
 
 
 @torch.no_grad()
-def has_sound_targets(task: Task, data: ClientData, client: int, size: int) -> bool:
-    """Whether every target of a client is finite, or the loss leaves out those that are not."""
+def find_wrong_target(task: Task, data: ClientData, client: int, size: int) -> int | None:
+    """The first row whose target is not finite, unless the loss leaves out those that are not."""
     *inputs, target = data.rows(client, np.arange(size))
-    if task.module is None or not inputs:
-        return True
     wrong = find_unsound_rows(target)
-    if not len(wrong):
-        return True
+    if task.module is None or not inputs or not len(wrong):
+        return None
     tensors = task.prepare(data.rows(client, wrong[:TRIED]))
     with torch.random.fork_rng(devices=[]):
         model = copy_whole(task.module).eval()
         losses = task.losses(model, tensors, task.predict(model, tensors))
-    return bool(torch.isfinite(losses).all())
+    return None if bool(torch.isfinite(losses).all()) else int(wrong[0])
 
 
 class DivergedError(RunError):
@@ -128,9 +141,9 @@ class DivergedError(RunError):
 
 def explain_by_data(task: Task, clients: Sequence[int]) -> str:
     """Say whose data explain that clients diverged, to be put behind the error; empty where none do."""
-    for kind, is_sound in (("input data", has_sound_inputs), ("targets", has_sound_targets)):
+    for kind, find in (("input data", find_wrong_input), ("targets", find_wrong_target)):
         for client in clients:
-            if not is_sound(task, task.clients, client, int(task.clients.sizes[client])):
+            if find(task, task.clients, client, int(task.clients.sizes[client])) is not None:
                 return f": the {kind} of client {client} hold NaN or infinite numbers"
     return ""
 

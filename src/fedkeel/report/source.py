@@ -145,7 +145,7 @@ class Source:
 
     @property
     def command(self) -> str | None:
-        """The command that makes this run again, bit for bit on the same machine; None for problems made in Python.
+        """The command that makes this run again, bit for bit on the same machine; None where its file cannot.
 
         It writes below `again`, too deep to be found beside the runs that are reported.
         """

@@ -193,15 +193,18 @@ def measured(value: float, measure: str) -> str:
     return f"{100 * value:g}\N{NO-BREAK SPACE}%" if measure == "accuracy" else f"{value:g}"
 
 
+FROM_PYTHON = "# made from Python: call fk.run(experiment, out=FOLDER) from the program that made it"
+OWN_PROBLEM = "# its problem is your own, which a folder does not hold: give the command that was typed"
+"""Of runs that their folder alone does not make again."""
+
+
 def commands(setting: Setting) -> str:
     """For each run the command that makes it again, and for each method the experiment file it needs."""
     parts = []
     for group in setting.groups:
         lines = []
         for run in group.runs:
-            again = (
-                run.command or "# made from Python: call fk.run(experiment, out=FOLDER) from the program that made it"
-            )
+            again = run.command or (OWN_PROBLEM if run.typed else FROM_PYTHON)
             typed = f'<p class="soft">typed: <code>{escape(run.typed)}</code></p>' if run.typed else ""
             lines.append(
                 f'<p class="soft">seed {run.seed}, {escape(str(run.path))}</p><pre>{escape(again)}</pre>{typed}'

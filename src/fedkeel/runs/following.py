@@ -146,6 +146,17 @@ def warn_of_unmade(
             log.warning("%s was made without measuring %s: give another --out", folder, metric)
 
 
+def warn_of_stop(folder: Path, stopped: Mapping[str, Any] | None, rounds: int) -> None:
+    """Say that a run trains no round because a callback has stopped it, and what continues it."""
+    if stopped is not None and stopped["round"] < rounds:
+        by = str(stopped["by"])
+        log.warning(
+            "%s was stopped early, in round %d of %d, by %s, so no round is trained: %s without that callback",
+            folder, stopped["round"], rounds, by,
+            "--patience 0 goes on, or in Python a run" if by.startswith("EarlyStop") else "in Python, go on",
+        )  # fmt: skip
+
+
 @contextlib.contextmanager
 def explain(name: str, when: str) -> Iterator[None]:
     """Turn what a callback of someone's own raises into one line."""

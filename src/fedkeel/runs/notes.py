@@ -49,10 +49,13 @@ def describe_kept_buffers(plan: Plan, task: Task) -> str | None:
 
 def describe_unjudged(plan: Plan) -> str | None:
     """Say that clients' own models are judged by no number; None where a policy judges them, or there are none."""
-    if plan.evaluation is not None or not plan.method.is_personal:
+    method, policy = plan.method, plan.evaluation
+    if not method.is_personal:
+        return None
+    if policy is not None and (policy.model != "global" or method.final is not None):  # judged after the last round
         return None
     return (
-        f"{plan.method.name} trains a model for each client, and accuracy is that of the server's: "
+        f"{method.name} trains a model for each client, and accuracy is that of the server's: "
         "evaluation.model=local judges the clients'"
     )
 

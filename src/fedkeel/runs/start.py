@@ -44,7 +44,7 @@ from fedkeel.runs.environment import (
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import CLIENTS, ENVIRONMENT, read_environment, rounds_in
-from fedkeel.runs.following import Given, find_callbacks, list_callbacks, warn_of_unmade
+from fedkeel.runs.following import Given, find_callbacks, list_callbacks, warn_of_stop, warn_of_unmade
 from fedkeel.runs.loop import Loop, Progress, RunInProgress
 from fedkeel.runs.notes import describe_task, describe_unmeasured, describe_unsaid_model, list_surprises
 from fedkeel.runs.observers import Observer, as_list, find_observers
@@ -217,7 +217,7 @@ def prepare(
     describe_functions(plan)  # before a loss is called, which may make a part of itself then
     task = make_task(replace(problem, metrics=problem.metrics | on.metrics) if on.metrics else problem)
     try_out(task)
-    check_data(task)
+    check_data(task, begun=bool(made))
     log.info("%s", describe_task(task))
     method = method_of(plan, task)
     for told in list_surprises(experiment, method, task):
@@ -227,8 +227,11 @@ def prepare(
     closing.callback(loop.store.close)
     if not made:
         check_new(loop)
+    before = None if folder is None else folder.read_experiment()
     loop.restore()
     if folder is not None and loop.done:
+        if before != experiment.save():  # more rounds are asked for
+            warn_of_stop(folder.path, loop.callbacks.stopped, plan.rounds)
         warn_of_changes(folder.path, plan, on.dtype)
         if loop.rounds_left() == 0:
             warn_of_unmade(folder.path, loop.records, loop.callbacks.state.kept, on.callbacks, on.metrics)

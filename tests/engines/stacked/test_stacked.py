@@ -586,3 +586,29 @@ def test_reports_are_rows_of_one_stack_and_states_are_copies() -> None:
     kept = {copy["tree"].buffer.untyped_storage().nbytes() for copy in copies}
     assert kept == {16}
     assert unstack({}, 2, copy=True) == [{}, {}]
+
+
+def test_batches_that_are_padded_to_lengths_of_their_own_are_refused_in_one_line():
+    """Also where the samples on which the network is tried have one length."""
+    x, lengths = torch.rand(40, 9, 2), torch.arange(40) % 5 + 2
+    lengths[0] = lengths[-1] = 9
+
+    def shorten(raw, keys=None):
+        return raw[0][:, : int(raw[1].max())].sum(2), raw[2]
+
+    class Summed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out = torch.nn.Linear(1, 2)
+
+        def forward(self, x):
+            return self.out(x.sum(1, keepdim=True))
+
+    sample = x, lengths, torch.arange(40) % 2
+    problem = fk.Problem(
+        model=Summed(), loss=torch.nn.functional.cross_entropy, clients=[sample, sample], prepare=shorten
+    )
+    settings = {"rounds": 1, "participation": 1.0, "epochs": 1, "batch_size": 4}
+    fk.run(fk.Experiment(problem=problem, **settings), engine="serial")
+    with pytest.raises(fk.DataError, match="samples of clients differ in shape"):
+        fk.run(fk.Experiment(problem=problem, **settings), engine="stacked")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import starmap
 
@@ -41,7 +42,7 @@ from fedkeel.engines.stacked.stacked_batches import RowStore, StackedBatch, plan
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.task import Scores, Task
 from fedkeel.problems.try_objectives import bear_filling
-from fedkeel.problems.try_out import explain_by_rows
+from fedkeel.problems.try_out import FAILURES, explain_by_rows, is_of_device
 
 log = logging.getLogger("fedkeel")
 
@@ -92,7 +93,7 @@ class StackedEngine:
     ) -> list[ClientOutcome]:
         given = [client_state(self.method, self.task, state) for state in states]
         rate = torch.tensor(lr, dtype=self.task.dtype, device=self.task.device)
-        with explain_by_rows(self.task, clients, round):
+        with explain_by_copies(self.task), explain_by_rows(self.task, clients, round):
             return self.train_from(lambda _: (message, rate, None), round, clients, given)
 
     def train_from(
@@ -210,3 +211,18 @@ def describe_network(task: Task) -> dict[str, str]:
         buffers = None if task.buffers is None else task.buffers.expand(2)
         workspace(task.initial.expand(2), batch, Loss(), {}, buffers)
     return workspace.report.lines()
+
+
+@contextmanager
+def explain_by_copies(task: Task) -> Iterator[None]:
+    """Where training fails, refuse a network that cannot be stacked for copies of one client either.
+
+    A function that gives each client another shape, such as `pack_padded_sequence`, fails without saying why.
+    """
+    try:
+        yield
+    except FAILURES as error:
+        if not is_of_device(error):
+            with suppress(*FAILURES):
+                describe_network(task)
+        raise

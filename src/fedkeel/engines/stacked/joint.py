@@ -15,7 +15,7 @@ from fedkeel.core.rule import State
 from fedkeel.core.trees import stack
 from fedkeel.data.clients import ClientData, DerivedClients, Rows
 from fedkeel.engines.engine import ClientOutcome, RoundRequest, Training, client_state
-from fedkeel.engines.stacked.engine import StackedEngine
+from fedkeel.engines.stacked.engine import StackedEngine, explain_by_copies
 from fedkeel.problems.calling import as_given
 from fedkeel.problems.likeness import are_networks_alike
 from fedkeel.problems.problem import digest_tensors
@@ -93,7 +93,9 @@ class JointEngine:
             states += [client_state(engine.method, engine.task, state) for state in request.states]
         outcomes: dict[int, list[ClientOutcome]] = {run: [] for run in requests}
         before = dict(self.stacked.seconds)
-        for outcome in self.stacked.train_from(send, round, clients, states):
+        with explain_by_copies(task):
+            trained = self.stacked.train_from(send, round, clients, states)
+        for outcome in trained:
             run, number = self.clients.run_of(outcome.client)
             outcomes[run].append(outcome._replace(client=number))
         for name, seconds in self.stacked.seconds.items():

@@ -164,7 +164,7 @@ class StackedSteps:
             )
             raw = tuple(part[torch.from_numpy(at).to(device)] for part in self.store.rows)
             batches.append(tuple(fill_batch(part, wide) for part in self.store.task.prepare(raw, seeds)))
-        return tuple(torch.stack(column) for column in zip(*batches, strict=True))
+        return tuple(join_rows(column).unflatten(0, (len(batches), wide)) for column in zip(*batches, strict=True))
 
 
 def have_one_form(one: Tensor, other: Tensor) -> bool:
