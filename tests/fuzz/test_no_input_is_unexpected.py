@@ -162,7 +162,7 @@ def command_line(random: Random, folder: Path) -> list[str]:
 @pytest.fixture
 def without_training(monkeypatch, tmp_path, capsys):
     """Commands end where training, or anything else that takes long, would begin."""
-    monkeypatch.setattr(run_command, "carry_out", lambda *args, **more: None)
+    monkeypatch.setattr(run_command, "carry_out", lambda *args, **more: [])
     monkeypatch.setattr(run_command, "report_on", lambda *args, **more: None)
     monkeypatch.setattr("fedkeel.cli.reproduce.carry_out", lambda *args, **more: 0)
     monkeypatch.setattr("fedkeel.cli.reproduce.show_verdicts", lambda *args, **more: None)

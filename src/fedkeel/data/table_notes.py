@@ -30,10 +30,12 @@ def warn_of_index(tables: Sequence[Table], label: Label | None) -> None:
 
 def warn_of_merged(tables: Sequence[Table], columns: Sequence[str]) -> None:
     """Name the inputs with whole numbers that are different, and the same as float32."""
+    filled = [table for table in tables if len(table.frame)]
+    if not filled:
+        return
     import pandas
 
-    filled = [table for table in tables if len(table.frame)]
-    for name in columns if filled else ():
+    for name in columns:
         cells = pandas.concat([table.column(name) for table in filled])
         if not is_numeric(cells) or cells.dtype == bool or not max(cells.max(), -cells.min()) > EXACT:
             continue
