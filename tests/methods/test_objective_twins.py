@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -53,6 +54,36 @@ def close(one: list[Params], other: list[Params], atol: float = 1e-12) -> None:
     for a, b in zip(one, other, strict=True):
         for name, leaf in a.items():
             torch.testing.assert_close(leaf, b[name], rtol=0, atol=atol)
+
+
+def pass_through(model: nn.Module, params: Params, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits and features."""
+    hidden = model[1](functional.linear(x, params["0.weight"], params["0.bias"]))
+    return functional.linear(hidden, params["2.weight"], params["2.bias"]), hidden
+
+
+def follow(given: fk.Problem, added: Callable[[Tensor, Tensor, Tensor], Tensor]) -> list[Params]:
+    """FedAvg by plain autograd, with a term added to the loss: the global model after each round.
+
+    The term is of the features, of those of the model that was sent, and of those of the client's last model.
+    """
+    model, expected = given.model.double(), list[Params]()
+    w = first(given)
+    last = [w for _ in SIZES]
+    for selected in SCHEDULE:
+        for i in selected:
+            x, y = given.clients[i][0].double(), given.clients[i][1]
+            here, (_, sent), (_, before) = w, pass_through(model, w, x), pass_through(model, last[i], x)
+            for _ in range(2):
+                params = {n: leaf.clone().requires_grad_() for n, leaf in here.items()}
+                z, h = pass_through(model, params, x)
+                loss = functional.cross_entropy(z, y) + added(h, sent, before)
+                here = combine((1, here), (-0.1, slope(loss, params)))
+            last[i] = here
+        total = sum(SIZES[i] for i in selected)
+        w = combine(*((SIZES[i] / total, last[i]) for i in selected))
+        expected.append(w)
+    return expected
 
 
 # ---- FedGMT --------------------------------------------------------------------------------------------------------
@@ -111,24 +142,8 @@ def penalty(features: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("smooth", [False, True])
 def test_feddecorr_pays_for_correlated_features(smooth: bool) -> None:
-    beta, given = 0.05, problem(smooth)
-    model = given.model.double()
-    w, expected = first(given), []
-    for selected in SCHEDULE:
-        ends = {}
-        for i in selected:
-            x, y = given.clients[i][0].double(), given.clients[i][1]
-            here = w
-            for _ in range(2):
-                params = {n: leaf.clone().requires_grad_() for n, leaf in here.items()}
-                hidden = model[1](functional.linear(x, params["0.weight"], params["0.bias"]))
-                z = functional.linear(hidden, params["2.weight"], params["2.bias"])
-                g = slope(functional.cross_entropy(z, y) + beta * penalty(hidden), params)
-                here = combine((1, here), (-0.1, g))
-            ends[i] = here
-        total = sum(SIZES[i] for i in ends)
-        w = combine(*((SIZES[i] / total, end) for i, end in ends.items()))
-        expected.append(w)
+    beta = 0.05
+    expected = follow(problem(smooth), lambda h, sent, last: beta * penalty(h))
     for engine in ("serial", "stacked"):
         close(found(problem(smooth), build("feddecorr", {"beta": beta}), engine), expected, atol=1e-10)
 
@@ -303,31 +318,9 @@ class Near(fk.Objective):
         return (output[1] - given.reference[1]).square().sum(1)
 
 
-def pass_through(model: nn.Module, params: Params, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits and features."""
-    hidden = model[1](functional.linear(x, params["0.weight"], params["0.bias"]))
-    return functional.linear(hidden, params["2.weight"], params["2.bias"]), hidden
-
-
 @pytest.mark.parametrize("smooth", [False, True])
 def test_features_are_compared_with_those_of_the_model_that_was_sent(smooth: bool) -> None:
-    given = problem(smooth)
-    model = given.model.double()
-    w, expected = first(given), []
-    for selected in SCHEDULE:
-        ends = {}
-        for i in selected:
-            x, y = given.clients[i][0].double(), given.clients[i][1]
-            here = w
-            for _ in range(2):
-                params = {n: leaf.clone().requires_grad_() for n, leaf in here.items()}
-                (z, h), (_, sent) = pass_through(model, params, x), pass_through(model, w, x)
-                apart = (h - sent).square().sum(1).mean()
-                here = combine((1, here), (-0.1, slope(functional.cross_entropy(z, y) + apart, params)))
-            ends[i] = here
-        total = sum(SIZES[i] for i in ends)
-        w = combine(*((SIZES[i] / total, end) for i, end in ends.items()))
-        expected.append(w)
+    expected = follow(problem(smooth), lambda h, sent, last: (h - sent).square().sum(1).mean())
     method = fk.method("near", weights=fk.BySize(), objective=Near())
     for engine in ("serial", "stacked"):
         close(found(problem(smooth), method, engine), expected)
@@ -364,31 +357,15 @@ def moon(temperature: float = 0.5) -> fk.Method:
     return fk.method("moon", gradient=[LastModel()], weights=fk.BySize(), objective=Contrastive(temperature))
 
 
-def follow_moon(given: fk.Problem, schedule: list[list[int]]) -> list[Params]:
-    """MOON by plain autograd: the global model after each round."""
-    model = given.model.double()
-    w, expected = first(given), []
-    last = [w for _ in SIZES]
-    for selected in schedule:
-        for i in selected:
-            x, y = given.clients[i][0].double(), given.clients[i][1]
-            here, (_, sent), (_, before) = w, pass_through(model, w, x), pass_through(model, last[i], x)
-            for _ in range(2):
-                params = {n: leaf.clone().requires_grad_() for n, leaf in here.items()}
-                z, h = pass_through(model, params, x)
-                near, far = (torch.exp(functional.cosine_similarity(h, other, dim=1) / 0.5) for other in (sent, before))
-                loss = functional.cross_entropy(z, y) - torch.log(near / (near + far)).mean()
-                here = combine((1, here), (-0.1, slope(loss, params)))
-            last[i] = here
-        total = sum(SIZES[i] for i in selected)
-        w = combine(*((SIZES[i] / total, last[i]) for i in selected))
-        expected.append(w)
-    return expected
+def contrast(h: Tensor, sent: Tensor, last: Tensor) -> Tensor:
+    """MOON's term, as its paper writes it."""
+    near, far = (torch.exp(functional.cosine_similarity(h, other, dim=1) / 0.5) for other in (sent, last))
+    return -torch.log(near / (near + far)).mean()
 
 
 @pytest.mark.parametrize("smooth", [False, True])
 def test_moon_contrasts_with_the_global_model_and_the_clients_last(smooth: bool) -> None:
-    expected = follow_moon(problem(smooth), SCHEDULE)
+    expected = follow(problem(smooth), contrast)
     for engine in ("serial", "stacked"):
         close(found(problem(smooth), moon(), engine), expected)
 
@@ -398,7 +375,7 @@ class Everywhere(LastModel):
 
 
 def test_moon_is_the_same_where_rules_are_stacked_by_vmap() -> None:
-    expected = follow_moon(problem(smooth=False), SCHEDULE)
+    expected = follow(problem(smooth=False), contrast)
     method = fk.method("moon", gradient=[Everywhere()], weights=fk.BySize(), objective=Contrastive())
     close(found(problem(smooth=False), method, "stacked"), expected)
 

@@ -1,4 +1,4 @@
-"""What is told of tables that are taken otherwise than their owner may think."""
+"""Warnings about tables: an index that is no input, and whole numbers that float32 merges."""
 
 from __future__ import annotations
 

@@ -61,9 +61,9 @@ def averages_columns(name: str) -> bool:
 
 
 def has_no_value(name: str, truth: NDArray[Any], sets: bool) -> bool:
-    """Whether targets leave a scorer of classes without a value, whatever is predicted.
+    """Whether a scorer of classes says nothing of the model, because the targets hold too few classes.
 
-    So it is of two classes without a sample of the second, and of a mean over labels one of which holds for no sample.
+    That is so if no sample is of the second of two classes, or if a mean over labels has a label that no sample has.
     """
     if any(word in name for word in OF_SEVERAL):
         return not sets and len(np.unique(truth)) < 2
