@@ -553,6 +553,10 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
     lead, ends, found = sure("fft-low-band", "Low-frequency (FedFFT) − High-frequency, 0.1", "confirmed")
     said_of_bands = f"To filter the low band leads filtering the high one {lead} {ends}"
     assert f"{said_of_bands}; {found.difference.reported:.2f})" in said
+    lead, ends, found = sure("fft-low-band", "Low-frequency (FedFFT) − Random filtering, 0.1", "confirmed")
+    assert f"and as much at random {lead} {ends}; {found.difference.reported:.2f})" in said
+    lead, ends, found = sure("filter-plugs-in", "FedAvg + SpecGradFilter − FedAvg, cifar10, resnet18", "confirmed")
+    assert f"SpecGradFilter lifts FedAvg there {lead} {ends}; {found.difference.reported:.2f})" in said
     lead, ends, found = sure("fft-over-sam", "FedFFT − FedSAM, cifar10, 0.1", "confirmed")
     assert f"On ResNet-18 FedFFT leads FedSAM {lead} {ends}; {found.difference.reported:.2f})" in said
     lead, ends, found = sure("fft-not-on-gradients", "FedDyn-GradFilter − FedDyn, 0.1", "contradicted")
@@ -560,7 +564,7 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
     lead, ends, _ = sure("filter-plugs-in", "FedDyn, ratio 0.05 − FedDyn, FedFFT's setting", "confirmed")
     assert f"at the ratio 0.05 {lead} {ends})" in said
     lead, ends, found = sure("wmsam-parts", "row 1 − row 7, accuracy", "confirmed")
-    assert f"FedWMSAM leads FedCM there {lead} {ends}; {found.difference.reported:.2f})" in said
+    assert f"FedWMSAM leads FedCM {lead} {ends}; {found.difference.reported:.2f})" in said
     lead, ends, found = sure("fft-over-feddyn", "FedFFT-D − FedDyn, cifar10, 0.1", "contradicted")
     assert f"FedFFT-D leads FedDyn {lead} {ends}), not by {found.difference.reported:.2f}" in said
     for other in ("MoFedSAM", "FedSpeed"):
@@ -573,7 +577,7 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
         ("fft-over-rivals", "FedFFT-D − FedSMOO-D, cifar10, 0.1", "undecided", "three seeds; {:.2f})", 1),
         ("fft-over-rivals", "FedFFT-D − FedGloSS-D, cifar10, 0.1", "undecided", "three seeds)", -1),
         ("scam-competitive", "FedSCAM − FedLESAM, fashion-mnist, 0.1", "undecided", "six seeds; {:.2f})", -1),
-        ("fft-low-band", "Low-frequency (FedFFT) − Random filtering, 0.1", "undecided", "two seeds; {:.2f})", 1),
+        ("fsa-plugs-in", "FedSpeed + FSA − FedSpeed, cifar100, Dir 0.3", "undecided", "three seeds)", 1),
         ("fsa-sensitive-layers", "FedFSA − Reverse, cifar100, lenet", "contradicted", "two seeds)", -1),
     ):
         found = findings[claim, name]
