@@ -7,7 +7,7 @@ import pytest
 
 import fedkeel as fk
 from fedkeel.cli.main import call
-from fedkeel.papers import PAPERS, find
+from fedkeel.papers import PAPERS, find, tables
 from fedkeel.papers.cells import collect_notes
 from fedkeel.papers.figure_readings import Numbers, read_expectations
 from fedkeel.papers.figures import KINDS, find_figure, read_figures
@@ -70,6 +70,15 @@ def test_tiny_cells_name_no_layers_of_another_network():
     for cell in shrink([*find("fedfft:11"), *find("specgradfilter:II")]):
         assert "On" not in repr(cell.experiment["method"])
         assert "layers" not in cell.experiment["method"]
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_table_can_be_asked_and_stands_in_the_list_or_in_a_figure_of_it(paper):
+    drawn = {cell.table for figure in read_figures() if figure.paper == paper for cell in figure.cells}
+    for table in tables(paper):
+        asked = {cell.place for cell in chosen(f"{paper}:{table.name}", None)}
+        assert {cell.place for cell in table.cells} <= asked
+        assert table.name in drawn or not table.name.startswith("figure-")
 
 
 def test_a_figure_is_found_by_its_name_whole_or_by_panel():
