@@ -18,7 +18,8 @@ from torch import nn
 from torch.nn import functional
 
 import fedkeel as fk
-from fedkeel.core.objectives import OBJECTIVES, CodeBottleneck, Given, Objective
+from fedkeel.core.objective import Given, Objective
+from fedkeel.core.objectives import OBJECTIVES, CodeBottleneck
 from fedkeel.importing import Trust
 from fedkeel.methods import METHODS, build, composition
 from fedkeel.runs.claim import claim

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fedkeel as fk
-from fedkeel.core.objectives import Distilled, Loss
+from fedkeel.core.objective import Loss
+from fedkeel.core.objectives import Distilled
 from fedkeel.core.round import broadcast, init_server
 from fedkeel.core.trees import Tree
 from fedkeel.engines.engine import Training

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedkeel as fk
-from fedkeel.core.objectives import Loss
+from fedkeel.core.objective import Loss
 from fedkeel.core.trees import Tree
 from fedkeel.engines.stacked.gradients_stacked import StackedWorkspace
 from fedkeel.engines.stacked.stacked_batches import StackedBatch

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 import fedkeel as fk
-from fedkeel.core.objectives import Loss
+from fedkeel.core.objective import Loss
 from fedkeel.engines.stacked.engine import describe_network
 from fedkeel.engines.stacked.gradients_stacked import StackedWorkspace
 from fedkeel.engines.stacked.stacked_batches import StackedBatch

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fedkeel as fk
 from fedkeel.core.local_step import Body, Gradient, Lift, PhaseContext, StepInput, make_local_step
 from fedkeel.core.method import Method
-from fedkeel.core.objectives import Objective
+from fedkeel.core.objective import Objective
 from fedkeel.core.round import broadcast, init_client, init_round, init_server
 from fedkeel.core.rule import Local, Rule, Setting, State
 from fedkeel.core.trees import Tree, tensors

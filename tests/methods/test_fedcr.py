@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import fedkeel as fk
-from fedkeel.core.objectives import CodeBottleneck, Given, UsualBottleneck, divergence
+from fedkeel.core.objective import Given
+from fedkeel.core.objectives import CodeBottleneck, UsualBottleneck, divergence
 from fedkeel.core.round import broadcast, init_server
 from fedkeel.core.trees import Tree, stack
 from fedkeel.engines.serial import SerialEngine

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.core.objectives import Calibrated, Distilled, Given
+from fedkeel.core.objective import Given
+from fedkeel.core.objectives import Calibrated, Distilled
 from fedkeel.core.trees import cosine, stack
 from fedkeel.rules.agreement import cluster_directions, unit_rows
 from fedkeel.rules.critical import tensor_scores

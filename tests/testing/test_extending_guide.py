@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.core.objectives import Given
+from fedkeel.core.objective import Given
 from fedkeel.testing import check_method, check_partition, check_rule
 from fedkeel.testing.laws import LAWS
 from fedkeel.testing.trial import Trial, difference

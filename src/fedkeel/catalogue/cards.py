@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fedkeel.core.method import Method, Phase
-from fedkeel.core.objectives import Loss
+from fedkeel.core.objective import Loss
 from fedkeel.core.round import init_client, init_round, init_server
 from fedkeel.core.rule import Rule, State
 from fedkeel.core.trees import tensors

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedkeel.core.objectives import Objective
+from fedkeel.core.objective import Objective
 from fedkeel.core.rule import STAGES, Rule, State, Weighting
 from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError, nearest

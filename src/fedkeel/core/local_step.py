@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from fedkeel.core.method import Phase
-from fedkeel.core.objectives import Objective
+from fedkeel.core.objective import Objective
 from fedkeel.core.rule import Local, Rule, State
 from fedkeel.core.trees import Tree, where
 from fedkeel.randomness import another_key

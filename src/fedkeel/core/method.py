@@ -10,7 +10,7 @@ from math import ceil, prod
 from typing import Any
 
 from fedkeel.core.contract import check_method
-from fedkeel.core.objectives import Loss, Objective
+from fedkeel.core.objective import Loss, Objective
 from fedkeel.core.rule import Rule, Weighting
 from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError, explain_typos

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor
 
 from fedkeel.core.layout import Layout
-from fedkeel.core.objectives import Objective
+from fedkeel.core.objective import Objective
 from fedkeel.core.schedules import Schedule
 from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedkeel.core.contract import FACTS, check_kept_slots, check_same_layout, check_same_slots, name_of
 from fedkeel.core.local_step import Gradient, StepInput
 from fedkeel.core.method import Method
-from fedkeel.core.objectives import Objective
+from fedkeel.core.objective import Objective
 from fedkeel.core.round import (
     PhaseWork,
     broadcast,

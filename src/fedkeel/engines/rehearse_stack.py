@@ -16,7 +16,7 @@ from fedkeel.core.contract import name_of
 from fedkeel.core.layout import Layout, layout
 from fedkeel.core.local_step import Gradient, StepInput
 from fedkeel.core.method import Method
-from fedkeel.core.objectives import Objective
+from fedkeel.core.objective import Objective
 from fedkeel.core.round import PhaseWork, broadcast, init_client, init_server, lift_nothing, local_round, server_round
 from fedkeel.core.rule import LOCAL_STAGES, Rule, Setting, State, Weighting
 from fedkeel.core.trees import Tree, all_finite, stack, tensors

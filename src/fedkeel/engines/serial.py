@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedkeel.core.local_step import Gradient, StepInput
 from fedkeel.core.method import Method, Phase
-from fedkeel.core.objectives import Objective
+from fedkeel.core.objective import Objective
 from fedkeel.core.round import PhaseWork, local_round
 from fedkeel.core.rule import State
 from fedkeel.core.stacking import Stacking

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedkeel.core.method import Method, Phase, method
-from fedkeel.core.objectives import Value
+from fedkeel.core.objective import Value
 from fedkeel.core.rule import Rule, Weighting
 from fedkeel.errors import MethodError, require_known
 from fedkeel.ranges import Count, NonNegative, PositiveShare, Whole

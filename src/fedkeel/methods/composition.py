@@ -7,7 +7,8 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, cast
 
 from fedkeel.core.method import Method, Phase
-from fedkeel.core.objectives import OBJECTIVES, Objective
+from fedkeel.core.objective import Objective
+from fedkeel.core.objectives import OBJECTIVES
 from fedkeel.core.rule import Rule, Weighting
 from fedkeel.errors import MethodError, UntrustedError, nearest
 from fedkeel.importing import Kind, Trust, look_up

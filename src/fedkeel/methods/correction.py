@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedkeel.core.method import Method, Phase, method
-from fedkeel.core.objectives import Calibrated, Decorrelated, Loss, Objective, Smoothed
+from fedkeel.core.objective import Loss, Objective
+from fedkeel.core.objectives import Calibrated, Decorrelated, Smoothed
 from fedkeel.core.rule import Rule
 from fedkeel.errors import MethodError
 from fedkeel.ranges import NonNegative, Positive, PositiveShare, Share

@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NoReturn
 
 from fedkeel.core.method import Method, Phase
-from fedkeel.core.objectives import OBJECTIVES, Objective
+from fedkeel.core.objective import Objective
+from fedkeel.core.objectives import OBJECTIVES
 from fedkeel.core.rule import Setting, State, Weighting
 from fedkeel.core.schedules import KEYS
 from fedkeel.core.trees import Tree

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from itertools import chain
 
 from fedkeel.core.method import Method
-from fedkeel.core.objectives import OBJECTIVES, Objective
+from fedkeel.core.objective import Objective
+from fedkeel.core.objectives import OBJECTIVES
 from fedkeel.core.rule import Rule
 from fedkeel.rules import RULES, HighPass, On
 

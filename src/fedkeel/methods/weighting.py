@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedkeel.core.method import Method, Phase, method
-from fedkeel.core.objectives import Value
+from fedkeel.core.objective import Value
 from fedkeel.core.rule import Rule
 from fedkeel.errors import MethodError
 from fedkeel.ranges import AnyFinite, NonNegative, Passes, Positive, ShareBelowOne, Whole

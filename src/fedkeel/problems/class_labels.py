@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.core.objectives import put_classes_last
+from fedkeel.core.objective import put_classes_last
 from fedkeel.data.clients import (
     ClientData,
     DerivedClients,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedkeel.core.local_step import Gradient
 from fedkeel.core.method import LOSS
-from fedkeel.core.objectives import Given, Objective
+from fedkeel.core.objective import Given, Objective
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.errors import ExperimentError, ModelError

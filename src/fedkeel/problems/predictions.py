@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkeel.core.objectives import names_a_class, put_classes_last
+from fedkeel.core.objective import names_a_class, put_classes_last
 
 COUNTED = "targets that count"
 """The share of targets whose class the loss does not ignore: it is measured beside the accuracy, and is no measure of

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedkeel.core.objectives import Given, Objective, names_a_class
+from fedkeel.core.objective import Given, Objective, names_a_class
 from fedkeel.core.trees import Tree
 from fedkeel.data.clients import ClientData, Rows, Sample, UnequalSamplesError, hold_out
 from fedkeel.data.prepare import widen_labels

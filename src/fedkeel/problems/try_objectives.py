@@ -11,16 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import _pytree
 
-from fedkeel.core.objectives import (
-    OBJECTIVES,
-    Calibrated,
-    CodeBottleneck,
-    Given,
-    Objective,
-    Smoothed,
-    names_a_class,
-    put_classes_last,
-)
+from fedkeel.core.objective import Given, Objective, names_a_class, put_classes_last
+from fedkeel.core.objectives import OBJECTIVES, Calibrated, CodeBottleneck, Smoothed
 from fedkeel.core.round import broadcast, init_server
 from fedkeel.core.rule import State
 from fedkeel.data.clients import Rows, Sample

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.layout import Layout
-from fedkeel.core.objectives import Loss
+from fedkeel.core.objective import Loss
 from fedkeel.core.rule import Local, Rule, Setting, State
 from fedkeel.core.trees import Tree
 from fedkeel.randomness import keyed_uniforms

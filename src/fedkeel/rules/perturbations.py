@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.layout import Layout
-from fedkeel.core.objectives import Distilled, Loss
+from fedkeel.core.objective import Loss
+from fedkeel.core.objectives import Distilled
 from fedkeel.core.rule import Local, Rule, State
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import NonNegative, Positive

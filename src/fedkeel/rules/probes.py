@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fedkeel.core.objectives import Loss
+from fedkeel.core.objective import Loss
 from fedkeel.core.rule import Local, Rule, State
 from fedkeel.core.trees import Tree
 from fedkeel.kernels.custom_op import as_custom_op

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedkeel.catalogue.cards import quietly
 from fedkeel.core.local_step import Gradient
 from fedkeel.core.method import Method
-from fedkeel.core.objectives import Objective
+from fedkeel.core.objective import Objective
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.engines.choose import Choice, make_engine

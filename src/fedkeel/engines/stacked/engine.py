@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedkeel.core.local_step import Lift
 from fedkeel.core.method import Method
-from fedkeel.core.objectives import Loss
+from fedkeel.core.objective import Loss
 from fedkeel.core.round import PhaseWork, local_round, scan_steps
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree, stack

@@ -17,7 +17,7 @@ from torch.func import vmap
 from torch.utils import _pytree
 
 from fedkeel.core.local_step import Gradient
-from fedkeel.core.objectives import Given, Loss, Objective
+from fedkeel.core.objective import Given, Loss, Objective
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.data.clients import Sample
