@@ -12,8 +12,9 @@ from fedkeel.cli.main import call
 from fedkeel.errors import RequestError, UntrustedError
 from fedkeel.papers import find
 from fedkeel.papers.ledger import Entry, append, read
+from fedkeel.papers.ledger_line import OF_CELL
 from fedkeel.papers.paper_file import split_spec
-from fedkeel.papers.reproduce import OF_CELL, experiment_of, obstacle, seeds_named, settings_of
+from fedkeel.papers.reproduce import experiment_of, obstacle, seeds_named, settings_of
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "papers.md").read_text(encoding="utf-8")
 SOUND = re.search(r"```toml\n(# mine\.toml\n.*?)```", GUIDE, re.DOTALL)[1]

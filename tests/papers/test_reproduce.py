@@ -17,23 +17,10 @@ from fedkeel.cli.main import call
 from fedkeel.errors import DataError
 from fedkeel.papers import PAPERS, Cell, find, ledger, tables
 from fedkeel.papers.claim_verdicts import decide_claims
+from fedkeel.papers.costs import gradient_evaluations, samples_of, seconds_like
+from fedkeel.papers.ledger_line import bests_of, curve_of, entry_of
 from fedkeel.papers.order import in_order, parts
-from fedkeel.papers.reproduce import (
-    bests_of,
-    chosen,
-    curve_of,
-    done,
-    entry_of,
-    experiment_of,
-    folder_of,
-    gradient_evaluations,
-    obstacle,
-    runs_of,
-    samples_of,
-    seconds_like,
-    settings_of,
-    varied,
-)
+from fedkeel.papers.reproduce import chosen, done, experiment_of, folder_of, obstacle, runs_of, settings_of, varied
 from fedkeel.papers.results_page import page
 from fedkeel.papers.verdicts import judge
 from fedkeel.runs import environment

@@ -263,7 +263,7 @@ def train_group(group: list[Target], machine: Machine, shown: Display, alone: bo
 def keep_result(cell: Cell, run: Run, ledger: Path, again: bool) -> None:
     """A line of the ledger for a run; `again` also where it has one."""
     from fedkeel.papers.ledger import append, read
-    from fedkeel.papers.reproduce import entry_of, environment_of
+    from fedkeel.papers.ledger_line import entry_of, environment_of
 
     assert run.path is not None
     entry = entry_of(cell, run, environment_of(run.path))

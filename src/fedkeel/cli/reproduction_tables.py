@@ -61,7 +61,8 @@ def show_costs(
     cells: list[Cell], seeds: list[int], rounds: int | None, known: list[Entry], skipped: list[Entry]
 ) -> None:
     """Gradient evaluations of each cell, and seconds where the ledger knows a like run."""
-    from fedkeel.papers.reproduce import done, gradient_evaluations, length_of, obstacle, seconds_like, settings_of
+    from fedkeel.papers.costs import gradient_evaluations, seconds_like
+    from fedkeel.papers.reproduce import done, length_of, obstacle, settings_of
 
     made = table(["cell", "method!", "model!", "rounds>", "seeds>", "gradients>", "time>", "state!"])
     total, runs, unknown = 0.0, 0, 0

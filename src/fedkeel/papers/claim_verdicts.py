@@ -9,8 +9,9 @@ from statistics import fmean
 
 from fedkeel.analysis.intervals import Interval, difference_interval, paired_interval
 from fedkeel.papers.claims import Claim, Difference, find_claimed_cells, read_claims
+from fedkeel.papers.costs import gradient_evaluations
 from fedkeel.papers.ledger import Entry, keep_newest, standing
-from fedkeel.papers.reproduce import gradient_evaluations, runs_of
+from fedkeel.papers.reproduce import runs_of
 from fedkeel.papers.spectra import Reading, is_at_chance, read_common_rounds
 from fedkeel.papers.verdicts import Judgement, judge
 

@@ -9,7 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from fedkeel.papers import QUESTIONS, Cell
-from fedkeel.papers.ledger import Entry, longest, measured
+from fedkeel.papers.ledger import Entry, longest
+from fedkeel.papers.ledger_line import measured
 from fedkeel.papers.noise import TIMES
 from fedkeel.papers.reproduce import at_length_of, settings_of
 from fedkeel.papers.verdicts import Judgement

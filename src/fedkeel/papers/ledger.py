@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import fsum
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 from fedkeel.core.schedules import spans_run
 from fedkeel.data.storage.line_file import append_line, read_whole_lines
 from fedkeel.errors import RequestError, RunError, explain_os_errors
-from fedkeel.papers.cells import Cell
 from fedkeel.papers.spectra import Spectra, cut_spectra
 from fedkeel.ranges import Count, Seed
 from fedkeel.runs.environment import describe_place
@@ -285,25 +284,3 @@ def cut_to(entries: Iterable[Entry], rounds: int, *, with_last: bool = False) ->
     found = [(cut, cut is not entry) for entry in entries if (cut := entry.until(rounds)) is not None]
     cuts = [one for one, is_cut in found if is_cut and not (with_last and one.last is None)]
     return cuts + [one for one, is_cut in found if not is_cut]
-
-
-def measured(cell: Cell, entry: Entry, others: Sequence[Entry] = ()) -> float | None:
-    """Return the number that a run of its experiment gives for a cell, in the cell's unit; None where there is none.
-
-    `others` are runs of other experiments, for numbers that are differences.
-    """
-    if cell.kind == "accuracy":
-        if cell.evaluation == "personal best":
-            return entry.personal if entry.personal is not None else entry.best
-        return entry.last if cell.evaluation == "last" else entry.best
-    if cell.kind == "seconds per round":
-        return entry.seconds_per_round
-    if cell.kind == "extra seconds per round":
-        own = longest(other for other in others if other.place == entry.place)
-        return entry.seconds_per_round - own[0].seconds_per_round if own else None
-    reached = entry.rounds_to(cell.target) if cell.target is not None else None
-    if reached is None:
-        return None
-    if cell.kind == "relative bytes":
-        return None if entry.sent is None else entry.sent * reached / int(cell.experiment["rounds"])
-    return reached * entry.seconds_per_round if cell.kind == "seconds" else float(reached)

@@ -11,7 +11,8 @@ from typing import Any
 
 from fedkeel.analysis.intervals import Pooled, pooled_std
 from fedkeel.papers.cells import Cell, find
-from fedkeel.papers.ledger import Entry, keep_newest, measured
+from fedkeel.papers.ledger import Entry, keep_newest
+from fedkeel.papers.ledger_line import measured
 from fedkeel.papers.reproduce import settings_of
 
 ASSUMED = 0.5  # points of accuracy, where no run on the data set and network was repeated

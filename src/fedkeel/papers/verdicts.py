@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedkeel.papers import Cell, Table
-from fedkeel.papers.ledger import Entry, follows_length, longest, measured
+from fedkeel.papers.ledger import Entry, follows_length, longest
+from fedkeel.papers.ledger_line import measured
 from fedkeel.papers.noise import SHARE, TIMES, UNREPEATED, Noise, NoiseOfLedger
 from fedkeel.papers.reproduce import runs_of, runs_of_any_length, settings_of
 from fedkeel.runs.environment import keep_one_place
