@@ -1,10 +1,13 @@
-"""Texts from anyone, made safe to show; sizes and times in words."""
+"""Texts from anyone, made safe to show; sizes, times and types in words."""
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 
 def make_printable(text: str) -> str:
@@ -88,3 +91,55 @@ def in_one_line(error: BaseException) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of what an error says, or its name."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+# ---- types ---------------------------------------------------------------------------------------------------------
+KINDS: dict[Any, tuple[str, str, str]] = {
+    bool: ("true or false", "true or false", "true"),
+    int: ("a whole number", "whole numbers", "1"),
+    float: ("a number", "numbers", "0.1"),
+    str: ("a text", "texts", '"…"'),
+    Mapping: ("a table", "tables", "{…}"),
+    dict: ("a table", "tables", "{…}"),
+}
+"""One of a type, several of it, and an example."""
+
+LISTS = (list, tuple, Sequence)
+
+
+def list_options(wanted: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """The types that a type allows, each with those of its items."""
+    for one in get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,):
+        if get_origin(one) is Annotated:
+            yield from list_options(get_args(one)[0])
+        elif one is not NoneType:
+            yield get_origin(one) or one, tuple(item for item in get_args(one) if item is not ...)
+
+
+def describe_type(wanted: Any, *, many: bool = False) -> str:
+    """Say a type in words: "a whole number, or a list of 2 whole numbers"."""
+    words = []
+    for kind, items in list_options(wanted):
+        if kind in KINDS:
+            of = f" of {describe_type(items[1], many=True)}" if items and items[1] is not Any else ""
+            words.append(KINDS[kind][many] + of)
+        elif kind is Literal:
+            words.append(" or ".join(", ".join(map(str, items)).rsplit(", ", 1)))
+        elif kind in LISTS:
+            count = f"{len(items)} " if len(items) > 1 else ""
+            of = f" of {count}{describe_type(items[0], many=True)}" if items and items[0] is not Any else ""
+            words.append(f"{'lists' if many else 'a list'}{of}")
+        else:
+            name = getattr(kind, "__name__", str(kind))
+            words.append(f"{name}s" if many else f"{'an' if name[0] in 'AEIOU' else 'a'} {name}")
+    return ", or ".join(words)
+
+
+def write_example(wanted: Any) -> str:
+    """Write a value of a type as TOML has it."""
+    kind, items = next(list_options(wanted))
+    if kind in LISTS:
+        return f"[{', '.join(write_example(item) for item in items)}]"
+    if kind is Literal:
+        return json.dumps(items[0])
+    return KINDS[kind][2] if kind in KINDS else f"{getattr(kind, '__name__', kind)}(…)"

@@ -6,33 +6,23 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from itertools import cycle
 from math import isfinite
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from fedkeel.errors import RequestError, ask_for_object, nearest
 from fedkeel.ranges import Range
+from fedkeel.text import LISTS, describe_type, list_options, write_example
 
 Refusal = Callable[[str, str], Exception]
 """Makes an error of a message and a hint."""
 
-KINDS: dict[Any, tuple[str, str, str]] = {
-    bool: ("true or false", "true or false", "true"),
-    int: ("a whole number", "whole numbers", "1"),
-    float: ("a number", "numbers", "0.1"),
-    str: ("a text", "texts", '"…"'),
-    Mapping: ("a table", "tables", "{…}"),
-    dict: ("a table", "tables", "{…}"),
-}
-"""One of a type, several of it, and an example."""
-
-LISTS = (list, tuple, Sequence)
 TABLES = (dict, Mapping)
 NUMBERS = (int, float)
 
@@ -250,49 +240,11 @@ def _is_finite(value: Any) -> bool:
 
 
 # ---- words ---------------------------------------------------------------------------------------------------------
-def _options(wanted: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """The types that a type allows, each with those of its items."""
-    for one in get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,):
-        if get_origin(one) is Annotated:
-            yield from _options(get_args(one)[0])
-        elif one is not NoneType:
-            yield get_origin(one) or one, tuple(item for item in get_args(one) if item is not ...)
-
-
 def _find_class(value: Any, wanted: Any) -> type | None:
     """Find a class that was given, alone or in a list, where an object of it would fit."""
-    kinds = tuple(one for kind, items in _options(wanted) for one in (kind, *items) if _is_checked(one))
+    kinds = tuple(one for kind, items in list_options(wanted) for one in (kind, *items) if _is_checked(one))
     given = value if isinstance(value, list | tuple) else [value]
     return next((one for one in given if isinstance(one, type) and issubclass(one, kinds)), None)
-
-
-def describe_type(wanted: Any, *, many: bool = False) -> str:
-    """Say a type in words: "a whole number, or a list of 2 whole numbers"."""
-    words = []
-    for kind, items in _options(wanted):
-        if kind in KINDS:
-            of = f" of {describe_type(items[1], many=True)}" if items and items[1] is not Any else ""
-            words.append(KINDS[kind][many] + of)
-        elif kind is Literal:
-            words.append(" or ".join(", ".join(map(str, items)).rsplit(", ", 1)))
-        elif kind in LISTS:
-            count = f"{len(items)} " if len(items) > 1 else ""
-            of = f" of {count}{describe_type(items[0], many=True)}" if items and items[0] is not Any else ""
-            words.append(f"{'lists' if many else 'a list'}{of}")
-        else:
-            name = getattr(kind, "__name__", str(kind))
-            words.append(f"{name}s" if many else f"{'an' if name[0] in 'AEIOU' else 'a'} {name}")
-    return ", or ".join(words)
-
-
-def write_example(wanted: Any) -> str:
-    """Write a value of a type as TOML has it."""
-    kind, items = next(_options(wanted))
-    if kind in LISTS:
-        return f"[{', '.join(write_example(item) for item in items)}]"
-    if kind is Literal:
-        return json.dumps(items[0])
-    return KINDS[kind][2] if kind in KINDS else f"{getattr(kind, '__name__', kind)}(…)"
 
 
 def show_value(value: Any) -> str:

@@ -25,8 +25,8 @@ from fedkeel.engines.stacked.scoring import group_by_size, range_means
 from fedkeel.methods import build
 from fedkeel.models import build as build_model
 from fedkeel.problems.gradients import Workspace
-from fedkeel.problems.predictions import average_scores
-from fedkeel.problems.task import Part, Scores, Task
+from fedkeel.problems.predictions import Scores, average_scores
+from fedkeel.problems.task import Part, Task
 from fedkeel.runs.prepare import cross_entropy
 
 SIZES = (7, 1, 19, 8, 5, 12)

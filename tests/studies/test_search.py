@@ -13,7 +13,8 @@ from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.cli import study_runs
-from fedkeel.cli.search import conclude, show_rungs, write_tries, write_winner
+from fedkeel.cli.search import conclude, show_rungs
+from fedkeel.cli.search_folder import write_tries, write_winner
 from fedkeel.cli.study_runs import StudyRuns
 from fedkeel.cli.training import Machine, Outcome, Target
 from fedkeel.core.objectives import Calibrated

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -115,30 +114,6 @@ class DividedList(list[Any]):
         self.partition, self.left = partition, left
 
 
-def split_list(clients: Sequence[Any], sizes: Rows, share: float, of: int) -> tuple[list[Any], list[Any]]:
-    """Set a share of each client's samples aside, as `Partition.split` does: (what is kept, what was set aside).
-
-    The rows of a list that no partition made are different samples.
-    """
-    ends = np.concatenate([[0], np.cumsum(sizes)])
-    partition = clients.partition if isinstance(clients, DividedList) else None
-    whole = Partition(np.arange(ends[-1]), ends, int(ends[-1]))
-    if partition is not None and partition.duplicated:
-        whole = partition
-
-    def take(part: Partition) -> DividedList:
-        inside = np.isin(whole.indices, part.indices)
-        rows = [np.flatnonzero(inside[start:end]) for start, end in pairwise(ends.tolist())]
-        made = [take_rows(data, rows[client], f"client {client}") for client, data in enumerate(clients)]
-        if partition is None:
-            return DividedList(made, None, rows)
-        at = np.concatenate([[0], np.cumsum(inside)])[ends]
-        return DividedList(made, Partition(partition.indices[inside], at, partition.samples, partition.notes), rows)
-
-    kept, aside = whole.split(share, of)
-    return take(kept), take(aside)
-
-
 class TensorClients:
     """Each client's own tensors, from any sequence; one that knows its `sizes` is not walked through."""
 
@@ -236,22 +211,6 @@ def find_partition(clients: ClientData | None) -> Partition | None:
         return clients.partition
     divided = clients.clients if isinstance(clients, TensorClients) else None
     return divided.partition if isinstance(divided, DividedList) else None
-
-
-def hold_out(clients: ClientData, share: float, seed: int) -> tuple[ClientData, ClientData]:
-    """Cut a share of each client's rows for validation: (training rows, at least one of each client; validation rows).
-
-    All copies of a sample that is held more than once are on one side.
-    """
-    whole, of = find_partition(clients), key(seed, "validation")
-    if whole is not None and whole.duplicated:
-        if isinstance(clients, SharedClients):
-            kept, aside = whole.split(share, of)
-            return clients.with_partition(kept), clients.with_partition(aside)
-        if isinstance(clients, TensorClients):
-            lists = split_list(clients.clients, clients.sizes, share, of)
-            return TensorClients(lists[0]), TensorClients(lists[1])
-    return HeldOut(clients, share, seed, validation=False), HeldOut(clients, share, seed, validation=True)
 
 
 def count_share(share: float, sizes: Rows) -> Rows:

@@ -20,7 +20,8 @@ from fedkeel.core.trees import Tree, all_finite
 from fedkeel.data.batches import plan_clients
 from fedkeel.data.clients import Rows
 from fedkeel.errors import RunError
-from fedkeel.problems.task import Scores, Task
+from fedkeel.problems.predictions import Scores
+from fedkeel.problems.task import Task
 from fedkeel.randomness import key, uniforms
 
 

@@ -25,7 +25,8 @@ from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.worker import unpack
 from fedkeel.errors import RunError
-from fedkeel.problems.task import Part, Scores, Task
+from fedkeel.problems.predictions import Scores
+from fedkeel.problems.task import Part, Task
 
 ATTEMPTS = 4  # that a piece of work is begun when its worker dies
 

@@ -13,8 +13,9 @@ from fedkeel.engines.engine import ScoreRequest
 from fedkeel.engines.stacked.scoring import Means, StackScorer, largest_layer, make_frame, scores_apart
 from fedkeel.kernels.network import forward
 from fedkeel.problems.gradients import Workspace
+from fedkeel.problems.predictions import Scores
 from fedkeel.problems.prepared_samples import PreparedSamples
-from fedkeel.problems.task import CHUNK, CLIENT, Part, Scores
+from fedkeel.problems.task import CHUNK, CLIENT, Part
 
 ROWS = 2500  # scored at once
 OFFSETS = 2**31  # kernels count the numbers of a layer in 32 bits

@@ -32,7 +32,8 @@ from fedkeel.engines.engine import (
 )
 from fedkeel.engines.machine import keep_large_buffers
 from fedkeel.problems.gradients import Workspace
-from fedkeel.problems.task import Batch, Scores, Task
+from fedkeel.problems.predictions import Scores
+from fedkeel.problems.task import Batch, Task
 from fedkeel.problems.try_out import explain_by_rows
 from fedkeel.randomness import key
 

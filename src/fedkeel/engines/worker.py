@@ -19,7 +19,8 @@ from fedkeel.core.trees import Tree
 from fedkeel.engines.engine import KeptState
 from fedkeel.engines.machine import steady
 from fedkeel.errors import blame_own_code
-from fedkeel.problems.task import Part, Scores
+from fedkeel.problems.predictions import Scores
+from fedkeel.problems.task import Part
 from fedkeel.streams import open_missing
 
 LENGTH = struct.Struct("<Q")

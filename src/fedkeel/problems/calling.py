@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.data.clients import Sample
-from fedkeel.errors import ModelError
+from fedkeel.errors import ExperimentError, ModelError
 from fedkeel.models.classifier import head
 
 
@@ -76,6 +76,25 @@ def read_logits(output: Any) -> Any:
         return output
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     return output if logits is None else logits
+
+
+# ---- losses and metrics ----------------------------------------------------------------------------------------------
+def call_judge(f: Callable[..., Any], model: Any, tensors: Sample, output: Any, names: Sequence[str] | None) -> Any:
+    """Call a loss or a metric as its problem writes it: with a module's output and the target, or with params."""
+    if not isinstance(model, nn.Module):
+        return f(model, as_given(tensors, names))
+    return f(output, tensors[-1]) if len(tensors) > 1 else f(output)
+
+
+def call_loss(f: Callable[..., Any], model: Any, tensors: Sample, output: Any, names: Sequence[str] | None) -> Tensor:
+    """The losses as a tensor; refuse a loss that returns anything else."""
+    losses = call_judge(f, model, tensors, output, names)
+    if isinstance(losses, Tensor):
+        return losses
+    raise ExperimentError(
+        f"the loss of a problem returns a tensor, not {type(losses).__name__}.",
+        "one value per sample, or their mean",
+    )
 
 
 # ---- features: what the classifier is given ------------------------------------------------------------------------

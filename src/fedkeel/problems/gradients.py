@@ -15,7 +15,8 @@ from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.errors import ExperimentError, ModelError
 from fedkeel.kernels.keyed_dropout import KeyedDropout
-from fedkeel.problems.task import Batch, Part, Scores, Task
+from fedkeel.problems.predictions import Scores
+from fedkeel.problems.task import Batch, Part, Task
 from fedkeel.randomness import seed_torch
 
 DETACHED = "the loss does not depend on the parameters."

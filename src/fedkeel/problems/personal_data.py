@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedkeel.data.clients import Sample, split_list
+from fedkeel.data.clients import Sample
+from fedkeel.data.hold_out import split_list
 from fedkeel.data.partition.partition import Partition, collect
 from fedkeel.errors import ExperimentError
 from fedkeel.problems.problem import Problem

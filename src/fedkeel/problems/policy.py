@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from fedkeel.errors import ExperimentError, explain_typos
 from fedkeel.problems.metrics import lower_is_better
-from fedkeel.problems.predictions import divide
-from fedkeel.problems.task import Scores
+from fedkeel.problems.predictions import Scores, divide
 from fedkeel.ranges import Count, ShareBelowOne
 from fedkeel.typed_values import check_fields, check_table
 

@@ -15,6 +15,9 @@ COUNTED = "targets that count"
 """The share of targets whose class the loss does not ignore: it is measured beside the accuracy, and is no measure of
 its own."""
 
+Scores = dict[str, tuple[float, float]]
+"""Sums and counts by name."""
+
 
 def class_scores(output: Any, target: Tensor) -> Tensor | None:
     """Return scores of several classes with the classes on the last axis; None where outputs are something else.
@@ -47,7 +50,7 @@ def measure_hits(output: Any, target: Tensor, ignored: int | None) -> dict[str, 
     return {"accuracy": (scores.argmax(-1) == target) & counts, COUNTED: counts}
 
 
-def weigh_means(means: Mapping[str, float], samples: int) -> dict[str, tuple[float, float]]:
+def weigh_means(means: Mapping[str, float], samples: int) -> Scores:
     """Turn means over samples into sums and counts; of the accuracy, only targets that count are in the count.
 
     The count is in samples, of which each target is a part: it is whole where nothing is ignored. Where no target

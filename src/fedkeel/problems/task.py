@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from fedkeel.core.objective import Given, Objective, names_a_class
 from fedkeel.core.trees import Tree
-from fedkeel.data.clients import ClientData, Rows, Sample, UnequalSamplesError, hold_out
+from fedkeel.data.clients import ClientData, Rows, Sample, UnequalSamplesError
+from fedkeel.data.hold_out import hold_out
 from fedkeel.data.prepare import widen_labels
 from fedkeel.errors import ExperimentError
-from fedkeel.problems import module_state
-from fedkeel.problems.calling import as_given, call_mixed, call_network, find_classifier, note_inputs, read_features
+from fedkeel.problems import calling, module_state
 from fedkeel.problems.class_labels import check_labels_of_gpu, watch_labels
 from fedkeel.problems.class_outputs import find_label_beyond
 from fedkeel.problems.metrics import read_as_loss
 from fedkeel.problems.module_state import Place
-from fedkeel.problems.predictions import COUNTED, measure_hits, weigh_means
+from fedkeel.problems.predictions import COUNTED, Scores, measure_hits, weigh_means
 from fedkeel.problems.problem import Problem, digest_tensors
 from fedkeel.problems.random_draws import augments_by_keys, draws_for_gradient, draws_when_trained
 from fedkeel.problems.separability import find_whole_metrics, loss_is_a_mean, loss_is_one_number
@@ -54,10 +54,6 @@ class Part(NamedTuple):
     client: int
     first: int
     last: int
-
-
-Scores = dict[str, tuple[float, float]]
-"""Sums and counts by name."""
 
 
 class Task:
@@ -98,7 +94,7 @@ class Task:
         self.initial = self._read_weights()
         self.buffers = None if self.module is None else module_state.read_buffers(self.module, self.start)
         self.counters = module_state.read_counters(self.module)
-        self.classifier = None if self.module is None else find_classifier(self.module, problem.head)
+        self.classifier = None if self.module is None else calling.find_classifier(self.module, problem.head)
         check_labels_of_gpu(self)
         watch_labels(self)
         self.stochastic = module_state.draws_numbers(self.module) or draws_when_trained(self)
@@ -190,16 +186,18 @@ class Task:
 
     # ---- losses --------------------------------------------------------------------------------------------------
     def predict(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> Any:
-        call = call_network if self.compute == self.dtype else partial(call_mixed, self.compute, self.dtype)
+        """What the network gives; None where the problem is written with params."""
+        mixed = self.compute != self.dtype
+        call = partial(calling.call_mixed, self.compute, self.dtype) if mixed else calling.call_network
         return call(model, tensors, self.problem.names) if isinstance(model, nn.Module) else None
 
     def predict_for(self, objective: Objective, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> Any:
         """The prediction, and with it the features where an objective asks for them."""
         if not objective.features or not isinstance(model, nn.Module):
             return self.predict(model, tensors)
-        own = self.classifier if model is self.module else find_classifier(model, self.problem.head)
-        with note_inputs(own) as inputs:
-            return self.predict(model, tensors), read_features(inputs)
+        own = self.classifier if model is self.module else calling.find_classifier(model, self.problem.head)
+        with calling.note_inputs(own) as inputs:
+            return self.predict(model, tensors), calling.read_features(inputs)
 
     def output(
         self, model: nn.Module | Mapping[str, Tensor], tensors: Sample, objective: Objective, noise: Tensor | None
@@ -228,20 +226,12 @@ class Task:
         return mean + self.compute_loss(self.mean_loss, model, batch.tensors, prediction).mean()
 
     def apply(self, f: Callable[..., Tensor], model: Any, tensors: Sample, output: Tensor | None) -> Tensor:
-        """Call a loss or a metric as its problem writes it: with a module's output and the target, or with params."""
-        if not isinstance(model, nn.Module):
-            return f(model, as_given(tensors, self.problem.names))
-        return f(output, tensors[-1]) if len(tensors) > 1 else f(output)
+        """Call a loss or a metric as its problem writes it."""
+        return calling.call_judge(f, model, tensors, output, self.problem.names)
 
     def compute_loss(self, f: Callable[..., Any], model: Any, tensors: Sample, output: Any) -> Tensor:
-        """The losses as a tensor; refuse a loss that returns anything else."""
-        losses = self.apply(f, model, tensors, output)
-        if isinstance(losses, Tensor):
-            return losses
-        raise ExperimentError(
-            f"the loss of a problem returns a tensor, not {type(losses).__name__}.",
-            "one value per sample, or their mean",
-        )
+        """The losses as a tensor; a loss that returns anything else is refused."""
+        return calling.call_loss(f, model, tensors, output, self.problem.names)
 
     @cached_property
     def separable(self) -> bool:

@@ -18,10 +18,10 @@ from fedkeel.problems.class_labels import WHOLE_FRACTIONS, are_whole_fractions
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.metrics import NamedMetric
 from fedkeel.problems.module_state import copy_whole
-from fedkeel.problems.predictions import are_label_sets
+from fedkeel.problems.predictions import Scores, are_label_sets
 from fedkeel.problems.prepared_samples import PreparedSamples
 from fedkeel.problems.separability import PLAIN, find_shared_parts, predict_copies
-from fedkeel.problems.task import CLIENT, Scores, Task
+from fedkeel.problems.task import CLIENT, Task
 from fedkeel.randomness import seed_torch
 from fedkeel.text import in_one_line
 

@@ -20,7 +20,7 @@ from fedkeel.core.rule import State
 from fedkeel.core.states import Damaged, from_arrays, read, read_header, stored_check, to_arrays, write
 from fedkeel.core.trees import Tree
 from fedkeel.errors import FolderError, RunError, explain_os_errors
-from fedkeel.problems.task import Scores
+from fedkeel.problems.predictions import Scores
 from fedkeel.runs.kept import FILE, Followed
 from fedkeel.text import in_one_line
 

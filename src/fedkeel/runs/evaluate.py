@@ -22,8 +22,8 @@ from fedkeel.engines.engine import Engine, ScoreRequest, client_state, evaluate_
 from fedkeel.engines.scoring import Scorer
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.policy import Evaluation, summarise_clients
-from fedkeel.problems.predictions import average_scores
-from fedkeel.problems.task import CLIENT, Scores, Task
+from fedkeel.problems.predictions import Scores, average_scores
+from fedkeel.problems.task import CLIENT, Task
 from fedkeel.problems.try_out import explain_by_rows
 from fedkeel.problems.whole_metrics import WholeMetrics
 from fedkeel.runs.client_model import ClientModels

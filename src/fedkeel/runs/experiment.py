@@ -279,11 +279,8 @@ def from_python(value: Any) -> bool:
 
 def given_from_python(experiment: Experiment) -> bool:
     """Whether a file cannot bring back the network of an experiment."""
-    return (
-        isinstance(experiment.plan.source, Problem)
-        or from_python(experiment.model)
-        or isinstance(experiment.model, nn.Module)
-    )
+    model = experiment.model
+    return isinstance(experiment.plan.source, Problem) or isinstance(model, nn.Module) or from_python(model)
 
 
 def lost(word: str) -> ExperimentError:

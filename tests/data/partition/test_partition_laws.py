@@ -12,7 +12,8 @@ from for_each import for_each
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedkeel.data.clients import SharedClients, TensorClients, hold_out
+from fedkeel.data.clients import SharedClients, TensorClients
+from fedkeel.data.hold_out import hold_out
 from fedkeel.data.partition.dirichlet import Dirichlet
 from fedkeel.data.partition.feature_shift import FeatureShift
 from fedkeel.data.partition.iid import Iid, QuantitySkew

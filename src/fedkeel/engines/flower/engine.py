@@ -29,7 +29,8 @@ from fedkeel.engines.flower.site_scores import add_scores, check_scores, count_t
 from fedkeel.engines.rehearsal import expected_messages
 from fedkeel.errors import RunError
 from fedkeel.problems.gradients import Workspace
-from fedkeel.problems.task import Scores, Task
+from fedkeel.problems.predictions import Scores
+from fedkeel.problems.task import Task
 
 log = logging.getLogger("fedkeel")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedkeel.data.storage.line_file import append_line, read_whole_lines
 from fedkeel.errors import RunError, explain_os_errors
-from fedkeel.problems.task import Scores
+from fedkeel.problems.predictions import Scores
 
 log = logging.getLogger("fedkeel")
 

@@ -12,8 +12,8 @@ from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.engines.flower.records import Refused
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.problems.predictions import class_scores, keep_counted
-from fedkeel.problems.task import Batch, Scores, Task
+from fedkeel.problems.predictions import Scores, class_scores, keep_counted
+from fedkeel.problems.task import Batch, Task
 from fedkeel.text import plural
 
 RANKS = 1000  # steps in which a class's probability is counted, for the area under the curve

@@ -40,7 +40,8 @@ from fedkeel.engines.stacked.gradients_stacked import StackedWorkspace, choose_w
 from fedkeel.engines.stacked.graphs import GraphScan
 from fedkeel.engines.stacked.stacked_batches import RowStore, StackedBatch, plan_stack
 from fedkeel.problems.gradients import Workspace
-from fedkeel.problems.task import Scores, Task
+from fedkeel.problems.predictions import Scores
+from fedkeel.problems.task import Task
 from fedkeel.problems.try_objectives import bear_filling
 from fedkeel.problems.try_out import FAILURES, explain_by_rows, is_of_device
 

@@ -15,9 +15,9 @@ from fedkeel.data.clients import Sample
 from fedkeel.engines.engine import ScoreRequest
 from fedkeel.kernels.layers import Frame, RunningBuffers
 from fedkeel.kernels.network import forward
-from fedkeel.problems.predictions import measure_hits, weigh_means
+from fedkeel.problems.predictions import Scores, measure_hits, weigh_means
 from fedkeel.problems.prepared_samples import PreparedSamples
-from fedkeel.problems.task import CLIENT, Part, Scores, Task
+from fedkeel.problems.task import CLIENT, Part, Task
 
 HELD_BYTES = 2 << 30  # of weights of the models of a group
 STACK_BYTES = 2 << 30  # of weights, samples and activations in one forward pass
