@@ -127,7 +127,7 @@ def test_a_batch_of_ignored_labels_has_no_loss_and_no_gradient(loss):
             torch.testing.assert_close(run.params[name].cpu(), leaf.detach())
 
 
-@for_each(("method", "engine"), list(product(["fedlw", "fedlwsam"], ["serial", "stacked"])))
+@for_each(("method", "engine"), list(product(["fedlw", "fedlwsam", "fednolowe"], ["serial", "stacked"])))
 def test_a_client_without_labels_has_no_weight_by_its_loss(method, engine):
     """A loss of 0 would be the best of all, and the server would stay where it is."""
     target, given = Y.clone(), problem()

@@ -48,6 +48,8 @@ def test_weights_from_losses():
     near(fk.ByLoss()(losses, {}), [6 / 11, 3 / 11, 2 / 11], 1e-7)
     near(fk.ByLoss()(reports(loss=[1.0, 0.0, 3.0], size=[1.0, 1.0, 1.0]), {}), [3 / 4, 0, 1 / 4], 1e-7)
     near(fk.ByLoss()(reports(loss=[0.0, 0.0], size=[1.0, 3.0]), {}), [1 / 2, 1 / 2])
+    near(fk.ByOthersLoss()(reports(loss=[1.0, 0.0, 3.0], size=[1.0, 1.0, 1.0]), {}), [3 / 4, 0, 1 / 4])
+    near(fk.ByOthersLoss()(reports(loss=[0.0, 3.0], size=[1.0, 1.0]), {}), [0.0, 1.0])
     near(fk.ByOthersLoss()(reports(loss=[3.0], size=[1.0]), {}), [1.0])
     near(fk.ByOthersLoss()(reports(loss=[0.0, 0.0], size=[1.0, 1.0]), {}), [0.5, 0.5])
 

@@ -99,12 +99,15 @@ class ByLoss(Weighting):
 class ByOthersLoss(Weighting):
     """What the others lost: p_i = (1 − a_i) / (|S| − 1), a_i = L_i / Σ L_j. No weight exceeds 1 / (|S| − 1).
 
-    Uniform when nobody lost anything.  (FedNoLoWe, 2025)
+    A client whose loss is 0, as where its targets are all ignored, has nothing to add: it is left out. Uniform when
+    nobody lost anything.  (FedNoLoWe, 2025)
     """
 
     def __call__(self, reports: State, server: State) -> Tensor:
         loss, even = losses_of(reports), Uniform()(reports, server)
-        return to_shares(1 - loss / loss.sum().clamp(min=1e-30), even) if len(loss) > 1 else even
+        lost = loss > 0
+        others = torch.where(lost, 1 - loss / loss.sum().clamp(min=1e-30), 0.0)
+        return to_shares(others, to_shares(lost.to(loss), even))  # of one client alone, `others` is 0
 
 
 @dataclass(frozen=True)
