@@ -592,6 +592,17 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
     assert f"leads FedSpeed {lead} {ends}; {found.difference.reported:.2f})" in said
     lead, ends, _ = sure("fsa-headline-norm", "FedFSA, by norm − FedSpeed, cifar100, Dir 0.3", "confirmed")
     assert f"leads FedSpeed {lead} {ends})" in said
+    for other in ("FedSMOO", "MoFedSAM", "FedSAM"):
+        lead, ends, found = sure("fsa-over-baselines-norm", f"FedFSA, by norm − {other}, cifar100, Dir 0.3", "confirmed")
+        assert f"{other} {lead} {ends}; {found.difference.reported:.2f})" in said
+    lead, ends, _ = sure("fsa-over-baselines", "FedFSA − FedSAM, cifar100, Dir 0.3", "confirmed")
+    assert f"it leads FedSAM {lead} {ends})" in said
+    lead, ends, _ = sure("fsa-plugs-in", "FedSAM + FSA − FedSAM, cifar100, Dir 0.3", "confirmed")
+    assert f"lift FedSAM there {lead} {ends})" in said
+    for other in ("MoFedSAM", "FedSMOO"):
+        _, _, found = sure("fsa-over-baselines", f"FedFSA − {other}, cifar100, Dir 0.3", "undecided")
+        behind = f"{-found.interval.mean:.2f} ({-found.interval.high:.2f} to {-found.interval.low:.2f})"
+        assert f"behind {other} by {behind}" in said
     best = {
         row: {
             e.seed: e.best for e in entries if (e.table, e.row, e.column, e.rounds) == ("1", row, "cifar10, 0.1", 800)
