@@ -132,6 +132,59 @@ def test_columns_and_natural_clients_are_named(here):
     assert (by_writer.classes, by_writer.shape) == (5, (1, 4, 4))
 
 
+@pytest.mark.parametrize("top", ["scans", "scans/train"])
+def test_pictures_in_folders_belong_to_the_folder_above_their_class(here, top):
+    from PIL import Image
+
+    owners = {"lyon": ("ill", "well"), "berlin": ("well",), "turin": ("ill", "well")}
+    brightness = {}
+    for place, (owner, kinds) in enumerate(owners.items()):
+        for kind in kinds:
+            for i in range(10):
+                file = here / top / owner / kind / f"{i}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                brightness[owner, kind] = 40 * place + 20 * (kind == "ill")
+                Image.new("L", (8, 8), brightness[owner, kind]).save(file)
+    if top != "scans":
+        (here / "scans" / "test").mkdir()
+        shutil.copytree(here / top / "lyon", here / "scans" / "test" / "lyon")
+    data = load("hf:scans,group=folder")
+    assert data.card.owners == ("berlin", "lyon", "turin")
+    shown = {
+        (data.card.owners[owner], ("ill", "well")[label]): int(picture[0, 0])
+        for picture, label, owner in zip(data.train_images, data.train_labels, data.groups, strict=True)
+    }
+    assert shown == brightness
+    natural = fk.Experiment(
+        dataset="hf:scans,group=folder", partition="natural", model="logistic", rounds=1, participation=1.0
+    )
+    assert len(fk.run(natural, engine="serial").sizes) == 3
+
+
+@pytest.mark.parametrize("top", ["scans", "scans/train"])
+def test_pictures_in_folders_of_classes_alone_have_no_owner(here, top):
+    from PIL import Image
+
+    for kind in ("ill", "well"):
+        (here / top / kind).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(here / top / kind / "0.png")
+    with pytest.raises(fk.DataError, match="lies in no folder of an owner") as error:
+        load("hf:scans,group=folder")
+    assert "scans/OWNER/CLASS/picture.png" in error.value.hint
+
+
+def test_a_folder_named_as_a_data_set_is_told_its_name(here):
+    with pytest.raises(fk.DataError, match="unknown data set: shapes, which is a folder") as error:
+        load("shapes")
+    assert "hf:shapes" in error.value.hint
+
+
+def test_the_home_folder_may_be_written_as_a_tilde(here, monkeypatch):
+    monkeypatch.setenv("HOME", str(here))
+    monkeypatch.setenv("USERPROFILE", str(here))
+    assert np.array_equal(load("hf:~/shapes").train_images, load("hf:shapes").train_images)
+
+
 def test_a_run_does_not_go_on_with_other_owners(here, library):
     """The pictures and labels are the same, and so is the digest where nobody asks for owners."""
     name, plain = "hf:shapes,group=writer", load("hf:shapes").card.checksums["data"]

@@ -593,7 +593,9 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
     lead, ends, _ = sure("fsa-headline-norm", "FedFSA, by norm − FedSpeed, cifar100, Dir 0.3", "confirmed")
     assert f"leads FedSpeed {lead} {ends})" in said
     for other in ("FedSMOO", "MoFedSAM", "FedSAM"):
-        lead, ends, found = sure("fsa-over-baselines-norm", f"FedFSA, by norm − {other}, cifar100, Dir 0.3", "confirmed")
+        lead, ends, found = sure(
+            "fsa-over-baselines-norm", f"FedFSA, by norm − {other}, cifar100, Dir 0.3", "confirmed"
+        )
         assert f"{other} {lead} {ends}; {found.difference.reported:.2f})" in said
     lead, ends, _ = sure("fsa-over-baselines", "FedFSA − FedSAM, cifar100, Dir 0.3", "confirmed")
     assert f"it leads FedSAM {lead} {ends})" in said

@@ -97,7 +97,6 @@ def describe_shape(card: DatasetCard) -> str:
 def show_card(card: DatasetCard, console: Console) -> None:
     from fedkeel.cli.fetching import present
     from fedkeel.data import data_root, load
-    from fedkeel.data.dataset import Hub
     from fedkeel.data.storage.loading import source_of
 
     console.print(Text(card.name, "bold") + Text(f"  {card.title}", "dim"))
@@ -112,7 +111,7 @@ def show_card(card: DatasetCard, console: Console) -> None:
         "sample": describe_shape(card) if card.shape else "",
         "samples": f"{count(card.train)} train, {count(card.test)} test" if card.train else "",
         "clients": f"natural ones: {card.natural}" if card.natural else "",
-        "home": f"{card.home} on the Hugging Face hub" if isinstance(card.home, Hub) else str(card.home),
+        "home": describe_home(card),
         "licence": card.licence,
         "here": here,
         "pixels": f"scaled to 0 … 1, less {join(card.mean)}, divided by {join(card.std)}" if card.mean else "",
@@ -125,6 +124,15 @@ def show_card(card: DatasetCard, console: Console) -> None:
     console.print(Text(f"\nfedkeel run --dataset {card.name} takes", "bold"))
     console.print(facts((f"  {name}", write_setting(value)) for name, value in card.preset.items()))
     console.print(Text("\n" + card.citation))
+
+
+def describe_home(card: DatasetCard) -> str:
+    from fedkeel.data.dataset import Hub
+    from fedkeel.data.storage.download import place_of
+
+    if not isinstance(card.home, Hub):
+        return str(card.home)
+    return f"{card.home}, " + ("a folder" if Path(place_of(str(card.home))).is_dir() else "on the Hugging Face hub")
 
 
 def join(values: Sequence[float]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,7 @@ from torch.utils.data import (
     default_convert,
 )
 
+from fedkeel.data.class_numbers import check_class_numbers
 from fedkeel.data.clients import TARGETS, find_target, refuse_masked
 from fedkeel.data.table_files import DIVIDE, advise_by_name
 from fedkeel.data.table_notes import warn_of_index, warn_of_merged
@@ -77,6 +78,7 @@ def read_forms(
             log.warning("%s is not read: test= gives another test set", inside.whose)
         test = inside if test is None else test
     opened = Forms(open_each(clients, "client"), open_one(test), open_each(tests, "test set"), open_one(proxy), None)
+    check_class_numbers(name_parts(opened), label)
     of_clients = list_parts(opened.clients)
     others = [*list_parts(opened.tests), *list_parts([opened.test, opened.proxy])]
     tables = [one for one in (*of_clients, *others) if isinstance(one, Table)]
@@ -119,6 +121,14 @@ def read_forms(
 def list_parts(part: Any) -> list[Any]:
     """The data of each, without those that are not there; data that know their sizes stay one part."""
     return [one for one in (part if isinstance(part, list) else [part]) if one is not None]
+
+
+def name_parts(opened: Forms) -> Iterator[tuple[Any, str]]:
+    """All data, each with the words for whose they are."""
+    for part, word in ((opened.clients, "client"), (opened.tests, "the test set of client")):
+        if isinstance(part, Sequence) and not hasattr(part, "sizes"):
+            yield from ((one, f"{word} {i}") for i, one in enumerate(part))
+    yield from ((opened.test, "the test set"), (opened.proxy, "the proxy data"))
 
 
 def open_each(part: Any, word: str) -> Any:

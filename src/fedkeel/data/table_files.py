@@ -15,7 +15,8 @@ PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 HINTS = {
     ARRAYS: 'read arrays before: clients=[(numpy.load("x.npy"), numpy.load("y.npy")), …]',
     TENSORS: "read files of tensors before, with PyTorch: clients=[(x0, y0), (x1, y1), …]",
-    PICTURES: "give pictures as map-style Datasets: clients=[torchvision.datasets.ImageFolder(folder, transform), …]",
+    PICTURES: "give pictures as map-style Datasets: clients=[torchvision.datasets.ImageFolder(folder, transform), …]; "
+    "or name a folder of OWNER/CLASS/picture.png as the data set: hf:FOLDER,group=folder",
 }
 """How data are given that lie in files of other kinds."""
 DIVIDE = 'clients=[part.drop(columns="hospital") for _, part in frame.groupby("hospital")]'

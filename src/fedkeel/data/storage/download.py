@@ -49,7 +49,8 @@ def open_split(draft: Draft, name: str) -> Any:
 def place_of(repository: str) -> str:
     """The name of a repository, or the folder of that name, or its copy under the folder that $FEDKEEL_HUB names."""
     copies = os.environ.get("FEDKEEL_HUB")
-    return str(Path(copies) / repository) if copies else repository
+    home = os.path.expanduser(repository)  # the shell leaves ~ behind "hf:" alone
+    return str(Path(copies) / home) if copies else home
 
 
 def stamp_of(repository: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 
 from fedkeel.data.clients import TARGETS
 from fedkeel.data.dataset import HUB, Dataset, DatasetCard, Hub
-from fedkeel.data.storage.download import BATCH, explain_errors, load_repository, stamp_of
+from fedkeel.data.storage.download import BATCH, explain_errors, load_repository, place_of, stamp_of
 from fedkeel.data.storage.folder import Draft, damaged, is_complete, open_folder
+from fedkeel.data.storage.hub_owners import LEAVE_OUT, find_owners, is_missing, number_owners, trim
 from fedkeel.data.storage.pictures import refuse_deep
 from fedkeel.data.storage.source import Source
 from fedkeel.data.tables import warn_of_untrained
@@ -32,7 +34,6 @@ PRESET = {
     "participation": 0.5, "epochs": 2, "batch_size": 32, "lr": 0.05, "augment": "none",
 }  # fmt: skip
 """Plain settings, tuned for nothing."""
-LEAVE_OUT = "leave them out: load it with datasets, .filter() it, save_to_disk(FOLDER), and name hf:FOLDER"
 READ = ("classes", "shape", "train", "test", "mean", "std", "natural")
 
 
@@ -75,8 +76,9 @@ def hub_source(name: str, root: Path) -> Source:
     """The source of a set on the hub; what is known of it before it is here is its name."""
     asked = read_name(name)
     home = Hub(asked.repository, asked.image or "", asked.label or "", asked.group, asked.config)
+    place = "a folder" if os.path.isdir(place_of(asked.repository)) else "from the Hugging Face hub"
     plain = DatasetCard(
-        name, f"{asked.repository}, from the Hugging Face hub", 0, (), 0, 0, home, "see its page", "", preset=PRESET,
+        name, f"{asked.repository}, {place}", 0, (), 0, 0, home, "see its page", "", preset=PRESET,
         natural=asked.group, notes="Plain settings, tuned for nothing: name your own.",
     )  # fmt: skip
     return Source(read_card(plain, root / plain.folder), open_hub, is_whole, fetch=fetch)
@@ -135,7 +137,8 @@ def fetch(draft: Draft) -> None:
     splits = choose_splits(load_repository(draft), asked)
     first = splits["train"]
     image, label = find_image(first, asked), find_label(first, asked)
-    owners, names = ({}, []) if asked.group is None else number_owners(splits, asked.group, asked.repository)
+    owned = {name: find_owners(rows, asked.group, image, asked.repository) for name, rows in splits.items()}
+    owners, names = ({}, []) if asked.group is None else number_owners(splits, owned, asked.group, asked.repository)
     classes = find_classes(splits, label, asked.repository)
     words = None if classes else list_words(splits, label, asked.repository)
     seen, sums = hashlib.sha256(), np.zeros((2, 3))
@@ -153,7 +156,7 @@ def fetch(draft: Draft) -> None:
         draft.save(f"{split}_labels", labels)
         seen.update(labels.tobytes())
         if asked.group is not None:
-            groups = np.array([owners[str(trim(owner))] for owner in rows[asked.group]], np.int64)
+            groups = np.array([owners[str(owner)] for owner in owned[split]], np.int64)
             draft.save(f"{split}_groups", groups)
             seen.update(groups.tobytes())
     if asked.group is not None:
@@ -168,19 +171,6 @@ def fetch(draft: Draft) -> None:
         "owners": names, "stamp": stamp,
     }  # fmt: skip
     (draft.folder / CARD).write_text(json.dumps(card), encoding="utf-8", newline="\n")
-
-
-def number_owners(splits: Mapping[str, Any], column: str, repository: str) -> tuple[dict[str, int], list[str]]:
-    """Each owner's place, and the names in this order: numbers and classes as they follow, words by the alphabet."""
-    require_known(column, splits["train"].column_names, f"{repository} has no column", "columns", DataError)
-    given = [trim(owner) for rows in splits.values() for owner in rows[column]]
-    classes = getattr(splits["train"].features[column], "names", None)
-    if missing := sum(is_missing(owner) or (bool(classes) and owner < 0) for owner in given):
-        raise DataError(f"column {column} of {repository} names no owner in {missing} of {len(given)} rows.", LEAVE_OUT)
-    found = {str(owner): owner for owner in given}
-    numbers = all(isinstance(owner, int | float) for owner in found.values())
-    words = sorted(found, key=found.__getitem__ if numbers else None)
-    return {word: place for place, word in enumerate(words)}, [classes[int(one)] for one in words] if classes else words
 
 
 def find_classes(splits: Mapping[str, Any], column: str, repository: str) -> list[str] | None:
@@ -204,15 +194,6 @@ def list_words(splits: Mapping[str, Any], column: str, repository: str) -> list[
     except TypeError:
         line = f"column {column} of {repository} holds no labels: one word or number for each picture."
         raise DataError(line, "name another: label=COLUMN") from None
-
-
-def trim(value: Any) -> Any:
-    """A word without spaces at its ends; anything else as it is."""
-    return value.strip() if isinstance(value, str) else value
-
-
-def is_missing(value: Any) -> bool:
-    return value is None or value == "" or bool(value != value)
 
 
 def choose_splits(found: Any, asked: HubName) -> dict[str, Any]:

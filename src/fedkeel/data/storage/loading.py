@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import os
 from pathlib import Path
 
 from fedkeel.data.dataset import HUB, Dataset, DatasetCard
@@ -33,6 +34,12 @@ def source_of(name: str, root: Path | str | None = None) -> Source:
     """The source of a data set that fedkeel knows, or of one on the Hugging Face hub: `hf:NAME`."""
     if name.startswith(HUB):
         return hub_source(name, data_root(root))
+    if name not in SOURCES and os.path.isdir(os.path.expanduser(name)):
+        raise DataError(
+            f"unknown data set: {name}, which is a folder.",
+            f"of pictures in folders of their classes: {HUB}{name}; of tables for each client: "
+            'fk.Problem(clients="FOLDER", …)',
+        )
     return SOURCES[require_known(name, SOURCES, "unknown data set", "data sets", DataError)]
 
 
