@@ -9,7 +9,7 @@ import pkgutil
 import sys
 from importlib import import_module
 
-__version__ = "1.1.0"
+__version__ = "1.2.0"
 
 HOME = {
     name.name: node.module

@@ -121,6 +121,7 @@ def test_an_old_composition_is_the_method_it_was(older):
         ("fingerprints.json", CHANGED | {"fsa+fedspeed@released"}),
         ("fingerprints-1.0.0.json", set()),
         ("fingerprints-1.1.0.json", set()),
+        ("fingerprints-1.2.0.json", set()),
     ],
 )
 def test_fingerprints_are_those_of_then(file, changed):
