@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     "fedkeel datasets",
     "fedkeel datasets digits --partition dirichlet:alpha=0.1,clients=20",
     "fedkeel datasets cifar10 --from cifar-10-binary.tar.gz",
+    "fedkeel datasets hf:scans,group=folder --partition natural",
 )
 def datasets(
     name: Annotated[
