@@ -38,7 +38,8 @@ def run(
         str | None,
         option(
             metavar="NAME",
-            help="Alone: with that data set's own model, partition and rates; hf:NAME is one on the hub, or a folder of pictures.",
+            help="Alone: with that data set's own model, partition and rates; hf:NAME is one on the hub, or a folder "
+            "of pictures.",
             autocompletion=complete_datasets,
         ),
     ] = None,
