@@ -7,6 +7,7 @@ from own_networks import CLASSES, Net, same_on_engines, train
 from torch import nn
 from torch.nn import functional as F
 
+import fedkeel as fk
 from fedkeel.errors import ModelError
 
 
@@ -123,3 +124,15 @@ def test_an_embedding_that_shortens_its_rows_is_refused():
     with pytest.raises(ModelError, match="an embedding needs no max_norm") as told:
         train("serial", lambda: Net(forward, words=nn.Embedding(2, 5, max_norm=9.0), head=nn.Linear(5, CLASSES)))
     assert "words.weight" in told.value.message
+
+
+def test_class_weights_that_are_nearly_alike_are_seen_in_pixels():
+    """The losses of a new network are nearly the same, and so are their mean and their weighted mean."""
+    torch.manual_seed(3)
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([0.29, 0.34], dtype=torch.float64))
+    clients = [(torch.randn(n, 1, 12, 12), torch.randint(0, 2, (n, 12, 12))) for n in (12, 2, 5, 5, 1)]
+    network = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    problem = fk.Problem(model=network, loss=loss, clients=clients)
+    experiment = fk.Experiment(problem=problem, rounds=1, participation=1.0, batch_size=50, lr=0.05)
+    serial, stacked = (fk.run(experiment, engine=engine, dtype=torch.float64) for engine in ("serial", "stacked"))
+    assert (serial.server["params"] - stacked.server["params"]).norm() < 1e-12

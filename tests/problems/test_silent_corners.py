@@ -80,6 +80,20 @@ def test_batch_norms_without_running_statistics_are_tried_on_two_samples(engine)
     assert train(problem(network=network), engine).curve("test_loss")[-1] < 2
 
 
+@for_each(
+    "test, changes, whose",
+    [
+        ((X[:1], Y[:1]), {}, "test samples"),
+        ((X[:5], Y[:5]), {"validation": 0.034}, "validation samples of client 0"),
+        ((X[:5], Y[:5]), {"evaluation": {"share": 0.034}}, "test samples of client 0"),
+    ],
+)
+def test_batch_norms_without_running_statistics_score_no_sample_alone(test, changes, whose):
+    network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2))
+    with pytest.raises(ExperimentError, match=f"one of the {whose} would be scored alone"):
+        train(problem(network=lambda: network, test=test), **changes)
+
+
 def test_a_prepare_that_fails_with_keys_is_told():
     def prepare(raw, keys):
         return (raw[0] * (1 if keys is None else keys["none"]), raw[1])

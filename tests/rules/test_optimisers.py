@@ -322,3 +322,12 @@ def test_muon_multiplies_as_the_network_computes():
         setting = Setting(layout, (), epochs=1, lowered=lowered)
         assert fk.Muon().settled(setting).precision == precision
         assert fk.Muon(precision="full").settled(setting).precision == "full"
+
+
+def test_averaged_moments_that_no_phase_sends_are_refused_in_one_line():
+    measures = fk.Phase(gradient=(fk.AdamW(moments="average"),), trains=False, uploads=False)
+    mine = fk.Method("mine", (measures, fk.Phase()), fk.BySize())
+    asked = fk.Experiment(problem=small_problem(sizes=(4,)), method=mine, rounds=1)
+    with pytest.raises(fk.MethodError, match=r"AdamW\.server_step reads .\w+., which no rule") as error:
+        fk.run(asked, engine="serial")
+    assert "in a phase that uploads" in error.value.hint

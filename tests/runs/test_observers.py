@@ -344,3 +344,18 @@ def test_a_tracker_takes_the_place_of_no_other_measure(small, name):
     """Of a name of the evaluation, the run would be judged on what the tracker says."""
     with pytest.raises(fk.RequestError, match=f"may not call its number '{name}'"):
         fk.run(experiment(small, rounds=1), engine="serial", track=lambda seen: {name: 0.0})
+
+
+def test_slots_of_a_resumed_run_are_tracked_in_the_order_of_one_without_a_pause(small, tmp_path):
+    """A checkpoint has them in alphabetical order."""
+    asked = fk.Experiment(problem=small, method="fedadamw", rounds=2, participation=1.0, batch_size=8, lr=0.01)
+
+    def stop(moment):
+        if moment.record.round == 1:
+            raise KeyboardInterrupt
+
+    whole = fk.run(asked, engine="serial", track="state")
+    with pytest.raises(KeyboardInterrupt):
+        fk.run(asked, out=tmp_path, engine="serial", track="state", callbacks=[stop])
+    resumed = fk.run(asked, out=tmp_path, engine="serial", track="state")
+    assert list(resumed.records[1].extra.items()) == list(whole.records[1].extra.items())

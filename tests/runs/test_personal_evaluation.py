@@ -388,3 +388,21 @@ def test_a_problem_without_tests_sets_a_share_of_every_client_aside(tmp_path):
     other = fk.run(common.with_(problem=named), engine="serial")
     assert other.records[-1].clients == run.records[-1].clients
     assert other.curve("accuracy") == run.curve("accuracy")
+
+
+def test_measures_of_a_resumed_run_stand_in_the_order_of_one_without_a_pause(tmp_path):
+    """The first client does not train in the second round, so that its scores are those of the checkpoint."""
+    policy = {"evaluation": {"model": "local"}, "participants": [[0, 1], [1, 2], [0, 1]]}
+    asked = experiment(**policy)
+    asked = asked.with_(problem=replace(asked.problem, metrics=["f1", "ece"]))
+
+    def stop(moment):
+        if moment.record.round == 1:
+            raise KeyboardInterrupt
+
+    whole = fk.run(asked, engine="serial")
+    with pytest.raises(KeyboardInterrupt):
+        fk.run(asked, out=tmp_path, engine="serial", callbacks=[stop])
+    resumed = fk.run(asked, out=tmp_path, engine="serial")
+    lines = [[replace(record, seconds=0.0).dumps() for record in run.records] for run in (whole, resumed)]
+    assert lines[0] == lines[1]

@@ -218,12 +218,14 @@ class Watched(Rule):
                 f"{place} uses at.key, which is 0 in every step.", "random: ClassVar[bool] = True"
             ) from error
         except KeyError as error:
-            slot = error.args[0] if error.args else None
-            if not isinstance(slot, str) or any(slot in part for part in given if isinstance(part, dict)):
+            slot, parts = error.args[0] if error.args else None, [part for part in given if isinstance(part, dict)]
+            if not isinstance(slot, str) or (parts and all(slot in part for part in parts)):
                 raise
             raise MethodError(
                 f"{place} reads {slot!r}, which no rule of this method keeps, sends or reports there.",
-                f"add the rule that does, or keep {slot!r} in client_slots or server_slots",
+                f"report {slot!r} in finish; some rules do so only in a phase that uploads"
+                if stage == "server_step" and slot in given[1]
+                else f"add the rule that does, or keep {slot!r} in client_slots or server_slots",
             ) from error
         after = tensors(given)  # may be anything, where a rule has put it there
         kept = len(after) == len(slots) and all(a is b for a, b in zip(slots, after, strict=True))

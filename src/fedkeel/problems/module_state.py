@@ -249,13 +249,17 @@ def draws_numbers(module: nn.Module | None) -> bool:
 
 
 @torch.no_grad()
-def compares_samples(module: nn.Module | None, call: Callable[[nn.Module], object]) -> bool:
-    """Whether one sample is too few: batch norms over maps of 1×1 would see one value of each channel."""
-    if module is None or not any(isinstance(part, _BatchNorm) for part in module.modules()):
+def compares_samples(module: nn.Module | None, call: Callable[[nn.Module], object], training: bool = True) -> bool:
+    """Whether one sample is too few: batch norms over maps of 1×1 would see one value of each channel.
+
+    While scoring (not `training`) it may be too few for those without running statistics.
+    """
+    norms = [] if module is None else [part for part in module.modules() if isinstance(part, _BatchNorm)]
+    if module is None or not any(training or norm.running_mean is None for norm in norms):
         return False
     try:
         with torch.random.fork_rng(devices=[]):
-            call(copy_trained(module).train())
+            call(copy_trained(module).train(training))
     except ValueError as error:
         return "more than 1 value per channel" in str(error)
     return False

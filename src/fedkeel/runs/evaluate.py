@@ -87,7 +87,12 @@ class Judge:
             return {*self.task.metrics} - always - (whole if away else set())
 
         same = {one: parts for one, parts in scores.items() if parts and {*parts[0]} - always == names_now(one)}
-        self.tested.unchanged.update(same)
+        # checkpoints hold names in another order, and records have those of the first client
+        hits = ["accuracy"] if self.task.label_beyond is None else []
+        order = ["loss", *hits, *(name for name in self.task.metrics if name not in whole), *sorted(whole), "accuracy"]
+        for client, parts in same.items():
+            ordered = [{name: part[name] for name in sorted(part, key=order.index)} for part in parts]
+            self.tested.unchanged[client] = ordered
 
     def settle(self, trained: Iterable[int]) -> None:
         """Note that a round is complete in which these clients trained."""

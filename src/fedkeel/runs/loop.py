@@ -115,7 +115,7 @@ class Loop:
                 )
             check_base(self.folder.path, found.base, self.task.base)
             self.done = self.saved = found.round
-            self.server = found.server
+            self.server = {slot: found.server[slot] for slot in self.server if slot in found.server} | found.server
             self.store.restore(found.places)
             self.judge.recall(found.scores)
             self.callbacks.restore(found.followed, found.round)

@@ -24,6 +24,7 @@ from fedkeel.problems.metrics import Given as Metrics
 from fedkeel.problems.metrics import Metric, find_metrics, name_metrics
 from fedkeel.problems.personal_data import check_own_tests
 from fedkeel.problems.problem import Problem
+from fedkeel.problems.scored_alone import check_scored
 from fedkeel.problems.sound_data import check_data, check_pairs
 from fedkeel.problems.task import Task
 from fedkeel.problems.try_out import try_out
@@ -243,6 +244,7 @@ def prepare(
 def check_new(loop: Loop) -> None:
     """Refuse a run that would fail in a later round, or be judged on nothing; one that has begun may go on."""
     plan, task = loop.plan, loop.task
+    check_scored(task)
     if plan.evaluation is not None:
         given = isinstance(plan.source, Problem) and plan.source.tests is not None
         check_own_tests(task.problem, None if given else plan.evaluation.share)
