@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -179,14 +179,17 @@ def _slots_of(rule: Rule) -> State:
 def _try_slots(rule: Rule, stage: str) -> State:
     """Call a slot function with a made-up model: only the names and kinds of its slots count."""
     try:
-        slots: State = getattr(rule, stage)(_sample_tree())
+        slots: Any = getattr(rule, stage)(_sample_tree())
     except (KeyError, IndexError, ValueError, RuntimeError) as error:
         raise MethodError(
             f"{name_of(rule)}.{stage} fails on a made-up model of 'weight' [2, 2] and 'bias' [2], which it is tried on "
             f"when a method is built: {type(error).__name__}: {in_one_line(error)}.",
             "take layers by params.only(…), which any model has, or their names and shapes in settled(setting)",
         ) from error
-    return slots
+    if not isinstance(slots, dict):
+        line = f"{name_of(rule)}.{stage} must return slots by name, not {type(slots).__name__}."
+        raise MethodError(line, 'return {"velocity": params.zeros()}, or {} where there are none')
+    return State(slots)
 
 
 def _check_slots(method: Method) -> None:
@@ -276,13 +279,6 @@ def _same_slots(what: str) -> str:
     if what in ("client", "server"):
         return f"{'a' if what == 'client' else 'the'} {what} has the same slots all the time"
     return f"a rule returns the {what} that it was given, with what it adds"
-
-
-def check_same_layout(rule: Rule, stage: str, what: str, before: Tree, after: Tree) -> None:
-    """Refuse a tree that is laid out unlike the one that the rule was given."""
-    if after.layout != before.layout:
-        line = f"{name_of(rule)}.{stage} must return a tree laid out like the one it was given."
-        raise MethodError(line, f"return {what} itself, or what arithmetic makes of it: 0.5 * {what}")
 
 
 def shape_of(slot: object) -> object:

@@ -20,8 +20,8 @@ from fedkeel.core.objective import Objective
 from fedkeel.core.round import PhaseWork, broadcast, init_client, init_server, lift_nothing, local_round, server_round
 from fedkeel.core.rule import LOCAL_STAGES, Rule, Setting, State, Weighting
 from fedkeel.core.trees import Tree, all_finite, stack, tensors
-from fedkeel.engines.rehearsal import RETURNS, Watched, WatchedWeighting
 from fedkeel.engines.stacked.client_mapping import choose_lift, lift_by_broadcast
+from fedkeel.engines.watched_rules import RETURNS, Watched, WatchedWeighting
 from fedkeel.errors import MethodError
 from fedkeel.randomness import keyed_normals
 from fedkeel.text import in_one_line
