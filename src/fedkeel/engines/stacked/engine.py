@@ -170,7 +170,8 @@ class StackedEngine:
         if self.form is None:
             one = message if axis is None else unstack(message, 1, copy=False)[0]
             self.form = rehearse_client(self.method, self.task, one, states[0]).report
-        state = stack(list(states))
+        told = [name for name in facts if name in states[0]]  # a new client's slot may have another shape than the fact
+        state = stack([one | {name: facts[name][i] for name in told} for i, one in enumerate(states)])
         self.seconds.add("data", time.perf_counter() - began)
         began = time.perf_counter()
         ends = [
