@@ -80,6 +80,11 @@ def try_objective(task: Task, method: Method, objective: Objective, message: Sta
                 f"objective {name} of {method.name} returns a tensor, not {type(losses).__name__}.",
                 "one value per sample",
             )
+        if not losses.is_floating_point():
+            raise MethodError(
+                f"objective {name} of {method.name} gives values of {losses.dtype}, which have no gradient.",
+                "real numbers: z.real of complex ones, values.to(output.dtype) of whole ones",
+            )
         if losses.dim() > 0 and len(losses) != len(tensors[0]):
             raise MethodError(
                 f"objective {name} of {method.name} gives values {list(losses.shape)} for {len(tensors[0])} samples.",
