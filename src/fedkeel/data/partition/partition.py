@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Protocol
 
 import numpy as np
@@ -128,6 +129,11 @@ class Partitioner(Protocol):
 def divide(way: Partitioner, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
     """Divide samples with these labels in anyone's way; refuse an answer that is no division of them."""
     check_labels(labels)
+    try:
+        signature(way.divide).bind(labels, key, groups=groups)
+    except TypeError as error:
+        line = f"partition {type(way).__name__} does not take what divide is given: {error}"
+        raise ExperimentError(line, "def divide(self, labels, key, *, groups=None)") from error
     answer: Any = way.divide(labels, key, groups=groups)
     if isinstance(answer, Partition):
         check_answer(answer, way, len(labels))
