@@ -98,6 +98,9 @@ def test_a_run_does_not_go_on_with_other_data(here, library, fedkeel):
     shown = fedkeel("resume", "a")
     assert (shown.code, "begun on other data" in shown.err) == (2, True)
     assert Path("a/rounds.jsonl").read_bytes() == kept
+    saved(library, "shapes", writer=lambda i: f"w{i % 4}", pictures=PICTURES[::-1])  # read again by this command
+    looked = fedkeel("analyse", "a", "--hessian")
+    assert (looked.code, "begun on other data" in looked.err, Path("a/analysis").exists()) == (2, True, False)
 
 
 def test_a_folder_that_has_changed_is_read_again(here, library, caplog):
