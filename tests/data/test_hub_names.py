@@ -98,6 +98,9 @@ def test_a_run_does_not_go_on_with_other_data(here, library, fedkeel):
     shown = fedkeel("resume", "a")
     assert (shown.code, "begun on other data" in shown.err) == (2, True)
     assert Path("a/rounds.jsonl").read_bytes() == kept
+    saved(library, "shapes", writer=lambda i: f"w{i % 4}", pictures=PICTURES[::-1])  # read again by this command
+    looked = fedkeel("analyse", "a", "--hessian")
+    assert (looked.code, "begun on other data" in looked.err, Path("a/analysis").exists()) == (2, True, False)
 
 
 def test_a_folder_that_has_changed_is_read_again(here, library, caplog):
@@ -171,6 +174,73 @@ def test_pictures_in_folders_of_classes_alone_have_no_owner(here, top):
     with pytest.raises(fk.DataError, match="lies in no folder of an owner") as error:
         load("hf:scans,group=folder")
     assert "scans/OWNER/CLASS/picture.png" in error.value.hint
+
+
+def paint(*files):
+    """One picture for each name, of a brightness of its own."""
+    from PIL import Image
+
+    for place, file in enumerate(map(Path, files)):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), 10 * place).save(file)
+
+
+PLAIN = ("scans/lyon/ill/1.png", "scans/lyon/well/1.png", "scans/turin/ill/1.png", "scans/turin/well/1.png")
+SPLIT = ("scans/train/a/ill/1.png", "scans/train/a/well/1.png", "scans/test/a/ill/1.png")
+GUESSED = {  # the library `datasets` guesses splits from names; these would be scored, lost or merged in silence
+    "test clinic/ill/2.png would be read twice, for train and test": (*SPLIT, "scans/train/test clinic/ill/2.png"),
+    "test-x/2.png would be read twice, for test and test": (*SPLIT, "scans/test/a/test-x/2.png"),
+    "4 of 5 pictures of scans would be left out": (*PLAIN, "scans/turin/ill/train_1.png"),
+    "1 of 5 pictures of scans would be left out, such as .*__well": (*PLAIN, "scans/turin/__well/1.png"),
+    "1 of 5 pictures of scans would be left out, such as .*2.Png": (*PLAIN, "scans/turin/well/2.Png"),
+    "lies in a folder of a split that has capital letters": (*PLAIN, "scans/Test/ill/1.png"),
+    "two folders of scans would be one owner: north/lyon and south/lyon": [
+        f"scans/{place}/{kind}/1.png" for place in ("north/lyon", "south/lyon") for kind in ("ill", "well")
+    ],
+    "train_images/.* lies in no folder of an owner": [
+        f"scans/{split}_images/{kind}/1.png" for split in ("train", "test") for kind in ("ill", "well")
+    ],
+    "no two folders of classes at the same depth": (*PLAIN, "scans/well/1.png"),
+}
+
+
+@pytest.mark.parametrize("line", GUESSED)
+def test_folders_in_which_the_library_finds_other_pictures_than_lie_there_are_refused(here, line):
+    paint(*GUESSED[line])
+    with pytest.raises(fk.DataError, match=line) as error:
+        load("hf:scans,group=folder")
+    assert error.value.hint
+
+
+def test_a_link_to_an_owner_is_not_left_out_in_silence(here):
+    paint(*PLAIN, *(file.replace("scans/lyon", "others/bonn") for file in PLAIN[:2]))
+    (here / "scans" / "bonn").symlink_to(here / "others" / "bonn", target_is_directory=True)
+    with pytest.raises(fk.DataError, match="2 of 6 pictures of scans would be left out") as error:
+        load("hf:scans,group=folder")
+    assert "no link to a folder" in error.value.hint
+
+
+@pytest.mark.parametrize("name", ["json", "text", "imagefolder"])
+def test_a_folder_may_be_called_as_a_reader_of_the_library(here, name):
+    """The library would read the folder that we are in instead."""
+    paint(*(file.replace("scans", name) for file in PLAIN), "elsewhere/x/other/1.png")
+    assert load(f"hf:{name},group=folder").card.owners == ("lyon", "turin")
+
+
+def test_a_class_of_the_test_pictures_alone_is_named(here, caplog):
+    paint(*SPLIT, "scans/test/a/wlel/1.png")
+    assert load("hf:scans").card.classes == 3
+    assert "no client trains on labels that the test data hold: wlel" in caplog.text
+
+
+def test_a_damaged_picture_of_a_folder_is_named(here):
+    paint(*PLAIN)
+    (here / PLAIN[0]).write_bytes(b"no picture")
+    with pytest.raises(
+        fk.DataError, match=r"a folder, could not be read: cannot identify image file .*1\.png"
+    ) as error:
+        load("hf:scans")
+    assert "network" not in error.value.hint
 
 
 def test_a_folder_named_as_a_data_set_is_told_its_name(here):

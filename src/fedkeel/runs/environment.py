@@ -82,13 +82,13 @@ def data_digest(plan: Plan) -> str | None:
     return plan.source.digest if isinstance(plan.source, Division) else None
 
 
-def check_same_data(folder: Path, plan: Plan) -> None:
-    """Refuse data other than those that the run there was begun on."""
+def check_same_data(folder: Path, plan: Plan, instead: str = ", or choose another folder with --out") -> None:
+    """Refuse data other than those that the run there was begun on; `instead` is what helps where they are lost."""
     before, now = read_environment(folder).get("data"), data_digest(plan)
     if before and now and before != now:
         raise FolderError(
             f"{folder} was begun on other data: those of {plan.division.dataset} were {before} and are {now} now.",
-            "bring the data of that time back, or choose another folder with --out"
+            f"bring the data of that time back{instead}"
             + ("; up to version 1.1.0 the digest left the owners out" if plan.division.card.natural else ""),
         )
 

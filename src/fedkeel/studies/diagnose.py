@@ -22,6 +22,7 @@ from fedkeel.core.states import write_text
 from fedkeel.core.trees import Tree
 from fedkeel.errors import RequestError, require_known
 from fedkeel.rules import ByAgreement
+from fedkeel.runs.environment import check_same_data
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import read_json
 from fedkeel.runs.record import nonfinite_to_null
@@ -257,8 +258,11 @@ def is_known(run: Run, name: str, extent: Extent, plane: str | None = None) -> b
 
 
 def take_subject(run: Run, extent: Extent, device: str) -> Subject:
-    """Put the model that is asked for back on its data."""
-    return Subject(run, clients=extent.clients, samples=extent.samples, device=device, which=extent.which)
+    """Put the model that is asked for back on its data, which are those that it was trained on."""
+    subject = Subject(run, clients=extent.clients, samples=extent.samples, device=device, which=extent.which)
+    if run.path is not None:  # a folder that has changed is read again above
+        check_same_data(run.path, run.plan, instead="")
+    return subject
 
 
 def write_diagnostic(folder: Path, name: str, data: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.data.dataset import Hub
+from fedkeel.data.dataset import HUB, Hub
 from fedkeel.data.storage.folder import TOO_MUCH, Draft
 from fedkeel.data.storage.pictures import without_postscript
 from fedkeel.errors import DataError
@@ -88,7 +88,9 @@ def load_repository(draft: Draft, split: str | None = None) -> Any:
     with explain_errors(draft, split or "train"):
         if any((Path(repository) / file).is_file() for file in SAVED):
             return datasets.load_from_disk(repository)
-        if not Path(repository).is_dir():
+        if Path(repository).is_dir():
+            repository = os.path.abspath(repository)  # a bare name may be one of the library's readers: json, text
+        else:
             # one request that fails at once without a network; load_dataset would try for half a minute
             huggingface_hub.HfApi().dataset_info(repository, timeout=TIMEOUT)
         return datasets.load_dataset(
@@ -111,9 +113,18 @@ def explain_errors(draft: Draft, split: str) -> Iterator[None]:
         for cause in walk_causes(error):
             if isinstance(cause, OSError) and cause.errno in TOO_MUCH:
                 raise cause from None
+        repository = hub_of(draft).repository
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        if draft.card.name.startswith(HUB) and os.path.isdir(place_of(repository)):
+            signs = any(sign in os.path.abspath(place_of(repository)) for sign in "[]*?")
+            raise DataError(
+                f"the {split} split of {repository}, a folder, could not be read: {reason}",
+                "its path has one of []*?, which the library datasets does not read: rename it"
+                if signs
+                else "mend what it names, or take it away",
+            ) from error
         raise DataError(
-            f"the {split} split of {hub_of(draft).repository} could not be fetched: {reason}",
+            f"the {split} split of {repository} could not be fetched: {reason}",
             hint=f"without a network: {draft.source.import_hint}",
         ) from error
 

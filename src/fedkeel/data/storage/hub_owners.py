@@ -7,38 +7,50 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.data.storage.download import place_of
+from fedkeel.data.storage.hub_folders import SPLIT, SPLITS
 from fedkeel.errors import DataError, require_known
 
 FOLDER = "folder"
 """`group=folder`: in `OWNER/CLASS/picture.png` the owner, where no column is called so."""
-SPLITS = ("train", "training", "test", "testing", "eval", "evaluation", "valid", "validation", "val", "dev")
 LEAVE_OUT = "leave them out: load it with datasets, .filter() it, save_to_disk(FOLDER), and name hf:FOLDER"
 
 
-def find_owners(rows: Any, column: str | None, image: str, repository: str) -> list[Any]:
-    """Whose each picture is; empty where nobody asks."""
+def find_owners(splits: Mapping[str, Any], column: str | None, image: str, repository: str) -> dict[str, list[Any]]:
+    """Whose each picture of each split is; empty where nobody asks."""
+    place, above = Path(place_of(repository)), dict[str, tuple[str, ...]]()
+    found: dict[str, list[Any]] = {name: [] for name in splits}
     if column is None:
-        return []
-    place = Path(place_of(repository))
-    if column == FOLDER and FOLDER not in rows.column_names and place.is_dir():
-        files = rows.cast_column(image, type(rows.features[image])(decode=False))[image]
-        return [read_owner(file["path"], place) for file in files]
-    require_known(column, rows.column_names, f"{repository} has no column", "columns", DataError)
-    return [trim(owner) for owner in rows[column]]
+        return found
+    for name, rows in splits.items():
+        if column == FOLDER and FOLDER not in rows.column_names and place.is_dir():
+            files = rows.cast_column(image, type(rows.features[image])(decode=False))[image]
+            found[name] = [read_owner(file["path"], place, above) for file in files]
+        else:
+            require_known(column, rows.column_names, f"{repository} has no column", "columns", DataError)
+            found[name] = [trim(owner) for owner in rows[column]]
+    return found
 
 
-def read_owner(file: str | None, place: Path) -> str:
-    """The folder above that of the class."""
+def read_owner(file: str | None, place: Path, above: dict[str, tuple[str, ...]]) -> str:
+    """The folder above that of the class; `above` keeps where each owner's folder lies, which is one place."""
     path, top = Path(file or "").absolute(), place.absolute()
     if not path.is_relative_to(top):  # the library has followed a link
         path, top = path.resolve(), top.resolve()
     folders = path.relative_to(top).parts[:-2] if path.is_relative_to(top) else ()
-    if not folders or folders[-1].lower() in SPLITS:
+    if not folders or folders[-1].lower() in SPLITS or SPLIT.match(folders[-1]):
         raise DataError(
             f"{file or 'a picture'} lies in no folder of an owner.",
             f"{place}/OWNER/CLASS/picture.png, or {place}/train/OWNER/CLASS/picture.png with the same below test",
         )
-    return folders[-1]
+    *before, owner = (one for one in folders if not SPLIT.match(one))
+    other = above.setdefault(owner, tuple(before))
+    if other != tuple(before):
+        first, second = ("/".join((*one, owner)) for one in (other, before))
+        raise DataError(
+            f"two folders of {place} would be one owner: {first} and {second}.",
+            "give each owner a name of its own, such as " + "-".join((*before, owner)),
+        )
+    return owner
 
 
 def number_owners(

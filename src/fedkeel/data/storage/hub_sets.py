@@ -18,6 +18,7 @@ from fedkeel.data.clients import TARGETS
 from fedkeel.data.dataset import HUB, Dataset, DatasetCard, Hub
 from fedkeel.data.storage.download import BATCH, explain_errors, load_repository, place_of, stamp_of
 from fedkeel.data.storage.folder import Draft, damaged, is_complete, open_folder
+from fedkeel.data.storage.hub_folders import check_folder
 from fedkeel.data.storage.hub_owners import LEAVE_OUT, find_owners, is_missing, number_owners, trim
 from fedkeel.data.storage.pictures import refuse_deep
 from fedkeel.data.storage.source import Source
@@ -134,14 +135,16 @@ def fetch(draft: Draft) -> None:
     stamp = stamp_of(asked.repository)
     if "data" in draft.card.checksums:
         log.warning("%s is read again: its folder has changed since it was brought in", draft.card.name)
-    splits = choose_splits(load_repository(draft), asked)
+    found = load_repository(draft)
+    check_folder(found, asked.repository)
+    splits = choose_splits(found, asked)
     first = splits["train"]
     image, label = find_image(first, asked), find_label(first, asked)
-    owned = {name: find_owners(rows, asked.group, image, asked.repository) for name, rows in splits.items()}
+    owned = find_owners(splits, asked.group, image, asked.repository)
     owners, names = ({}, []) if asked.group is None else number_owners(splits, owned, asked.group, asked.repository)
     classes = find_classes(splits, label, asked.repository)
     words = None if classes else list_words(splits, label, asked.repository)
-    seen, sums = hashlib.sha256(), np.zeros((2, 3))
+    seen, sums, numbers = hashlib.sha256(), np.zeros((2, 3)), {}
     with explain_errors(draft, "train"):
         shape = picture(first[0][image], asked.size, None).shape
     for split, rows in splits.items():
@@ -152,7 +155,7 @@ def fetch(draft: Draft) -> None:
                 seen.update(images.tobytes())
                 if split == "train":
                     sums += moments(images)
-        labels = number(rows[label], words, label)
+        labels = numbers[split] = number(rows[label], words, label)
         draft.save(f"{split}_labels", labels)
         seen.update(labels.tobytes())
         if asked.group is not None:
@@ -161,6 +164,8 @@ def fetch(draft: Draft) -> None:
             seen.update(groups.tobytes())
     if asked.group is not None:
         seen.update(json.dumps(names).encode())
+    if classes:
+        warn_of_untrained([classes[one] for one in np.setdiff1d(numbers["test"], numbers["train"])])
     channels, pixels = (1 if len(shape) == 2 else 3), len(first) * shape[0] * shape[1]
     mean = sums[0, :channels] / pixels
     std = np.sqrt(np.maximum(sums[1, :channels] / pixels - mean**2, 1e-8))
