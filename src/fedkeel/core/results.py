@@ -45,7 +45,7 @@ def check_part(rule: Rule, stage: str, what: str, whole: Tree, part: object) -> 
         except ValueError:
             fits = False
     if not isinstance(part, Tree) or not fits:
-        line = f"{name_of(rule)}.{stage} must return {what} as a tree, laid out as it was or a part of it."
+        line = f"{name_of(rule)}.{stage} must return {what} as a tree of parameters, all or some, as they are laid out."
         raise MethodError(line, f"return {what}, or {what}.only(lambda name: …)")
     check_type(rule, stage, what, whole, part)
 
