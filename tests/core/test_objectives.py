@@ -22,6 +22,8 @@ from fedkeel.core.objective import Given, Objective
 from fedkeel.core.objectives import OBJECTIVES, CodeBottleneck
 from fedkeel.importing import Trust
 from fedkeel.methods import METHODS, build, composition
+from fedkeel.problems.task import Task
+from fedkeel.problems.try_out import takes_last_axis
 from fedkeel.runs.claim import claim
 from fedkeel.runs.run_folder import RunFolder
 from problems import small_problem
@@ -278,6 +280,16 @@ def test_what_has_no_scores_of_classes_is_refused(name, outputs):
     problem = fk.Problem(model=model, loss=loss, clients=[(draw(9, 6), target)] * 2, classes=3)
     with pytest.raises(fk.RequestError, match=r"reads scores of several classes|targets are fractions"):
         fk.run(fk.Experiment(method=name, problem=problem, **SETTINGS), dtype=torch.float64)
+
+
+def test_the_axis_of_the_classes_shows_whatever_the_outputs_are():
+    """What is added to scores on the wrong axis may change a loss by chance as little as rounding does."""
+    for last, loss in ((True, last_axis), (False, functional.cross_entropy)):
+        model, _, target = OUTPUTS["classes last"]
+        task = Task(fk.Problem(model=model, loss=loss, clients=[(draw(9, 6), target)], classes=3))
+        for seed in range(300):
+            inputs = 3 * draw(9, 6, seed=seed).float()
+            assert takes_last_axis(task, task.module, (inputs, target)) == last
 
 
 @pytest.mark.parametrize("name", ["fedsol", "fedgmt"])
