@@ -93,7 +93,7 @@ GUARDED = {
 ON_WINDOWS = {
     "os": "O_RDONLY O_RDWR O_WRONLY PathLike SEEK_END _exit close cpu_count devnull dup dup2 environ fdopen fsdecode"
     " fsencode fspath fstat fsync getcwd getpid linesep name open path pathsep replace sep set_inheritable truncate"
-    " unlink",
+    " unlink walk",
     "signal": "SIGINT SIGTERM SIG_DFL SIG_IGN getsignal raise_signal signal",
 }
 """What both systems have, of what fedkeel uses: a new name is looked up in Python's documentation, then added."""
