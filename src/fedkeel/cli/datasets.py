@@ -129,11 +129,11 @@ def show_card(card: DatasetCard, console: Console) -> None:
 
 def describe_home(card: DatasetCard) -> str:
     from fedkeel.data.dataset import Hub
-    from fedkeel.data.storage.download import place_of
+    from fedkeel.data.storage.download import is_folder
 
     if not isinstance(card.home, Hub):
         return str(card.home)
-    return f"{card.home}, " + ("a folder" if Path(place_of(str(card.home))).is_dir() else "on the Hugging Face hub")
+    return f"{card.home}, " + ("a folder" if is_folder(str(card.home)) else "on the Hugging Face hub")
 
 
 def join(values: Sequence[float]) -> str:

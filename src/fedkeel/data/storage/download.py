@@ -53,6 +53,11 @@ def place_of(repository: str) -> str:
     return str(Path(copies) / home) if copies else home
 
 
+def is_folder(repository: str) -> bool:
+    """Whether a repository is a folder of this machine."""
+    return os.path.isdir(place_of(repository))
+
+
 def stamp_of(repository: str) -> str | None:
     """What changes when a folder does: names, sizes and times of its files. None of a repository that is no folder."""
     place = Path(place_of(repository))
@@ -115,7 +120,7 @@ def explain_errors(draft: Draft, split: str) -> Iterator[None]:
                 raise cause from None
         repository = hub_of(draft).repository
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        if draft.card.name.startswith(HUB) and os.path.isdir(place_of(repository)):
+        if draft.card.name.startswith(HUB) and is_folder(repository):
             signs = any(sign in os.path.abspath(place_of(repository)) for sign in "[]*?")
             raise DataError(
                 f"the {split} split of {repository}, a folder, could not be read: {reason}",

@@ -39,7 +39,8 @@ def check_folder(found: Any, repository: str) -> None:
         return
     split_of: dict[str, str] = {}
     for split, rows in splits.items():
-        for file in map(name_file, list_files(rows)):
+        column = next(name for name, kind in rows.features.items() if type(kind).__name__ == "Image")
+        for file in map(name_file, filter(None, list_files(rows, column))):
             if file in split_of:
                 raise DataError(f"{file} would be read twice, for {split_of[file]} and {split}.", RENAME)
             split_of[file] = split
@@ -97,11 +98,10 @@ def walk_pictures(place: Path) -> Iterator[str]:
                 yield os.path.join(top, file)
 
 
-def list_files(rows: Any) -> list[str]:
-    """The files of the pictures of a split, but for those from archives."""
-    column = next(name for name, kind in rows.features.items() if type(kind).__name__ == "Image")
+def list_files(rows: Any, column: str) -> list[str | None]:
+    """The file of each picture of a split; None of one that is in none."""
     found = rows.cast_column(column, type(rows.features[column])(decode=False))[column]
-    return [one["path"] for one in found if one["path"]]
+    return [one["path"] for one in found]
 
 
 def name_file(file: str) -> str:

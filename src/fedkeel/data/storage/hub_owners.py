@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.data.storage.download import place_of
-from fedkeel.data.storage.hub_folders import SPLIT, SPLITS
+from fedkeel.data.storage.hub_folders import SPLIT, SPLITS, list_files
 from fedkeel.errors import DataError, require_known
 
 FOLDER = "folder"
@@ -23,8 +23,7 @@ def find_owners(splits: Mapping[str, Any], column: str | None, image: str, repos
         return found
     for name, rows in splits.items():
         if column == FOLDER and FOLDER not in rows.column_names and place.is_dir():
-            files = rows.cast_column(image, type(rows.features[image])(decode=False))[image]
-            found[name] = [read_owner(file["path"], place, above) for file in files]
+            found[name] = [read_owner(file, place, above) for file in list_files(rows, image)]
         else:
             require_known(column, rows.column_names, f"{repository} has no column", "columns", DataError)
             found[name] = [trim(owner) for owner in rows[column]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedkeel.data.clients import TARGETS
 from fedkeel.data.dataset import HUB, Dataset, DatasetCard, Hub
-from fedkeel.data.storage.download import BATCH, explain_errors, load_repository, place_of, stamp_of
+from fedkeel.data.storage.download import BATCH, explain_errors, is_folder, load_repository, stamp_of
 from fedkeel.data.storage.folder import Draft, damaged, is_complete, open_folder
 from fedkeel.data.storage.hub_folders import check_folder
 from fedkeel.data.storage.hub_owners import LEAVE_OUT, find_owners, is_missing, number_owners, trim
@@ -77,7 +76,7 @@ def hub_source(name: str, root: Path) -> Source:
     """The source of a set on the hub; what is known of it before it is here is its name."""
     asked = read_name(name)
     home = Hub(asked.repository, asked.image or "", asked.label or "", asked.group, asked.config)
-    place = "a folder" if os.path.isdir(place_of(asked.repository)) else "from the Hugging Face hub"
+    place = "a folder" if is_folder(asked.repository) else "from the Hugging Face hub"
     plain = DatasetCard(
         name, f"{asked.repository}, {place}", 0, (), 0, 0, home, "see its page", "", preset=PRESET,
         natural=asked.group, notes="Plain settings, tuned for nothing: name your own.",
