@@ -14,7 +14,7 @@ from fedkeel.cli.main import call
 from fedkeel.papers import PAPERS, QUESTIONS, find, ledger
 from fedkeel.papers.claim_verdicts import decide_claims
 from fedkeel.papers.claims import EXPECTED, find_claimed_tracks, read_claims
-from fedkeel.papers.claims_page import find_full_length, page
+from fedkeel.papers.claims_page import find_full_length, page, write_row
 from fedkeel.papers.ledger import Entry
 from fedkeel.papers.reproduce import chosen, settings_of
 from fedkeel.papers.spectra import READINGS
@@ -98,6 +98,16 @@ def test_a_gain_is_ahead_and_as_large_as_reported(ours, theirs, verdict, reason)
     name, table, column = GAIN
     found = finding(name, rows(table, column, SpecGradFilter=ours, FedAvg=theirs), column)
     assert (found.verdict, found.reason) == (verdict, reason)
+
+
+@for_each(("seeds", "looks"), [(2, 1), (3, 1), (4, 2), (6, 2)])
+def test_seeds_that_were_added_after_a_look_widen_the_interval(seeds, looks):
+    name, table, column = GAIN
+    ours = [60.0, 70.0, 80.0, 60.0, 70.0, 80.0][:seeds]
+    lines = rows(table, column, SpecGradFilter=[value + 20.0 for value in ours], FedAvg=ours[::-1])
+    found = finding(name, lines, column)
+    assert (found.interval.looks, found.interval.pairs) == (looks, seeds)
+    assert (f", {looks} looks)" in write_row(found)[3]) == (looks > 1)
 
 
 def test_seeds_are_paired_where_both_have_them_and_else_not():

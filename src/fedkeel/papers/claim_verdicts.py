@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum
+from math import ceil, fsum
 from statistics import fmean
 
 from fedkeel.analysis.intervals import Interval, difference_interval, paired_interval
@@ -18,6 +18,7 @@ from fedkeel.papers.verdicts import Judgement, judge
 CONFIRMED, CONTRADICTED, UNDECIDED = "confirmed", "contradicted", "undecided"
 OPEN = "the interval allows both"
 EXACT = 0.005  # two ratios of counts that differ by less are the same
+SEEDS_AT_ONCE = 3  # so many are added to a claim that is left open; then it is looked at again
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ def _read_spectra(claim: Claim, difference: Difference, reading: Reading, entrie
     side = Judgement(cell, tuple(runs[seed] for seed in values), tuple(values.values()))
     if not values:
         return Finding(difference, (side,), None, UNDECIDED, f"no spectra: {cell.label}")
-    interval, lasts = paired_interval([*values.values()]), [run.last for run in side.entries if run.last is not None]
+    interval = paired_interval([*values.values()], _count_looks(side))
+    lasts = [run.last for run in side.entries if run.last is not None]
     decided = _decide(claim, difference, interval)
     if lasts and is_at_chance(fmean(lasts), cell.experiment["dataset"]):
         decided = UNDECIDED, f"models near chance: {fmean(lasts):.1f} %"
@@ -127,10 +129,14 @@ def _compare(claim: Claim, difference: Difference, sides: tuple[Judgement, ...])
         name = next(name for found, (_, name) in zip(values, named, strict=True) if None in found.values())
         return Finding(difference, sides, None, UNDECIDED, f"target not reached: {name}")
     numbers = [{seed: value for seed, value in side.items() if value is not None} for side in values]
-    interval = difference_interval(list(zip(signs, numbers, strict=True)))
+    interval = difference_interval(list(zip(signs, numbers, strict=True)), _count_looks(*sides))
     at_least = any(sign > 0 and None in side.values for sign, side in zip(signs, sides, strict=True))
     verdict, reason = _decide(claim, difference, interval)
     return Finding(difference, sides, interval, verdict, reason, at_least)
+
+
+def _count_looks(*sides: Judgement) -> int:
+    return max(ceil(len(side.entries) / SEEDS_AT_ONCE) for side in sides)
 
 
 def _length(side: Judgement) -> int:

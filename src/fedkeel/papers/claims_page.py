@@ -8,7 +8,16 @@ from pathlib import Path
 
 from fedkeel.analysis.intervals import ALIKE, LEVEL, MISSES
 from fedkeel.papers import PAPERS, tables
-from fedkeel.papers.claim_verdicts import CONFIRMED, CONTRADICTED, OPEN, UNDECIDED, Decision, Finding, decide_claims
+from fedkeel.papers.claim_verdicts import (
+    CONFIRMED,
+    CONTRADICTED,
+    OPEN,
+    SEEDS_AT_ONCE,
+    UNDECIDED,
+    Decision,
+    Finding,
+    decide_claims,
+)
 from fedkeel.papers.claims import EXPECTED
 from fedkeel.papers.ledger import LEDGER, Entry, furthest, keep_newest, standing
 from fedkeel.papers.reproduce import runs_of
@@ -18,9 +27,6 @@ from fedkeel.text import plural
 
 LONG = 300
 """A run counts as one of full length from this many rounds on, if it has all of its cell's."""
-
-SEEDS: tuple[int, ...] = (0, 1, 2)
-"""With so many, an interval begins to say something."""
 
 FAR = 5.0
 """Points of accuracy from which on a row's own number is said to be far from the paper's."""
@@ -40,9 +46,10 @@ def page(entries: Sequence[Entry], file: Path = PAGE, ledger: Path = LEDGER) -> 
     """Markdown: the verdicts in short, each paper's claims, the runs of full length by claim."""
     decisions = decide_claims(entries)
     expected = {name.replace(" ", "_"): words for name, words in EXPECTED.items()}
-    head = HEAD.format(
-        percent=100 * LEVEL, misses=MISSES, far=FAR, far_share=100 * FAR_SHARE, **expected, **name_source(file, ledger)
-    )
+    second, third = (100 * (1 - (1 - LEVEL) / 2**more) for more in (1, 2))
+    looks = {"percent": 100 * LEVEL, "misses": MISSES, "second": second, "third": third, "all_looks": MISSES / 2}
+    limits = {"far": FAR, "far_share": 100 * FAR_SHARE}
+    head = HEAD.format(**looks, **limits, **expected, **name_source(file, ledger))
     parts = [head, *write_overview(decisions)]
     for paper, title in PAPERS.items():
         own = [decision for decision in decisions if decision.claim.paper == paper]
@@ -112,9 +119,9 @@ def write_section(decision: Decision) -> list[str]:
     versions = sorted({entry.version for finding in decision.findings for entry in finding.entries})
     lines += [f"\nVersions of fedkeel: {', '.join(versions)}."] if versions else []
     if open_ones := [finding for finding in decision.findings if finding.verdict == UNDECIDED]:
-        seeds, known = SEEDS, shared_seeds(open_ones)
+        seeds, known = range(SEEDS_AT_ONCE), shared_seeds(open_ones)
         if enough := known.issuperset(seeds):
-            seeds = tuple(range(max(known) + 1, max(known) + 1 + len(SEEDS)))
+            seeds = range(max(known) + 1, max(known) + 1 + SEEDS_AT_ONCE)
         length = "" if claim.rounds is None else f" --rounds {claim.rounds}"
         command = f"fedkeel reproduce claims:{claim.name} --seeds {','.join(map(str, seeds))}{length} --skip-done"
         lines.append(f"\n{'More seeds may decide it' if enough else 'The runs that it lacks'}: `{command}`")
@@ -156,6 +163,7 @@ def write_numbers(finding: Finding) -> list[str]:
     if found.low is None or found.high is None:
         return [reported, measured, "none"]
     kind = f"{found.pairs} pairs" if found.pairs else "Welch"
+    kind += f", {found.looks} looks" if found.looks > 1 else ""
     return [reported, measured, f"{found.low:+.{digits}f} … {found.high:+.{digits}f} ({kind})"]
 
 
