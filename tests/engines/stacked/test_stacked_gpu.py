@@ -15,6 +15,7 @@ from fedkeel.engines.engine import Training
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked.client_mapping import lift_by_broadcast, lift_by_vmap, lift_compiled
 from fedkeel.engines.stacked.engine import StackedEngine
+from fedkeel.engines.stacked.graphs import Graph
 from fedkeel.engines.stacked.joint import JointEngine
 from fedkeel.methods import METHODS, build
 from fedkeel.problems.task import Task
@@ -42,6 +43,26 @@ def test_captured_steps_equal_serial_ones(name: str, lift: Any, dtype: torch.dty
     engine = StackedEngine(other, method, training, lift=lift)
     assert difference(train(engine, method, other), serial) < bound
     assert engine.graphs.possible or lift is lift_by_vmap
+
+
+def test_graphs_that_nobody_needs_any_more_do_not_break_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine in a cycle of references is found by the garbage collector, whenever that runs."""
+    method, training = build("fedavg"), Training(seed=1, epochs=2, batch_size=3)
+    advance = Graph.advance
+
+    def advance_and_allocate(graph: Graph, count: int) -> None:
+        _ = [[] for _ in range(10_000)]  # the collector runs, if it may
+        advance(graph, count)
+
+    monkeypatch.setattr(Graph, "advance", advance_and_allocate)
+    for _ in range(3):
+        task = Task(problem(), device="cuda", dtype=torch.float64)
+        engine = StackedEngine(task, method, training, lift=lift_by_broadcast)
+        train(engine, method, task)
+        assert engine.graphs.possible
+        cycle = [engine]
+        cycle.append(cycle)  # type: ignore[arg-type]
+        del engine, cycle
 
 
 def test_labels_out_of_range_do_not_stop_the_gpu() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +52,18 @@ class Inputs(NamedTuple):
         )
 
 
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Hold back the garbage collector: a graph of an older engine that it finds during a capture breaks that capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class Graph:
     """The body of a phase on memory that stays in place: `carry` is advanced by each replay."""
 
@@ -78,7 +93,8 @@ class Graph:
         """Capture some steps as a graph; graphs of one phase share their memory."""
         graph = torch.cuda.CUDAGraph()
         # the main branch goes first where another one runs beside it; one stream, since memory is kept by stream
-        with torch.cuda.graph(graph, pool=self.pool, stream=one_stream(self.step.device, priority=-1)):
+        stream = one_stream(self.step.device, priority=-1)
+        with without_collection(), torch.cuda.graph(graph, pool=self.pool, stream=stream):
             self.advance(count)
         self.pool = graph.pool()
         return graph
