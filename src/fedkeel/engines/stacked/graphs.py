@@ -54,7 +54,7 @@ class Inputs(NamedTuple):
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Hold back the garbage collector: a graph of an older engine that it finds during a capture breaks that capture."""
+    """Hold back the garbage collector: an older graph that it deletes during a capture breaks that capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:
