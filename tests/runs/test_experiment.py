@@ -123,6 +123,25 @@ def test_participation_is_a_fixed_number_or_a_coin_for_each():
     assert len(Participation(0, sizes, 0.29).selected(0)) == 29  # 0.29 · 100 is 28.999… in floating point
 
 
+def test_shuffled_clients_take_turns():
+    everybody = Participation(0, np.ones(100, dtype=np.int64), "shuffled:0.1")
+    passes = [[client for t in range(10 * n, 10 * n + 10) for client in everybody.selected(t)] for n in range(20)]
+    assert all(sorted(one) == list(range(100)) for one in passes)
+    assert len({tuple(one) for one in passes}) == 20  # each in an order of its own
+    other = Participation(1, np.ones(100, dtype=np.int64), "shuffled:0.1")
+    assert other.selected(0) != everybody.selected(0)
+
+
+def test_shuffled_clients_that_are_left_over_sit_a_pass_out():
+    some = Participation(0, np.array([5, 0, 5, 5, 5, 5, 0, 5, 5]), "shuffled:0.3")  # two of seven, three rounds a pass
+    passes = [[client for t in range(3 * n, 3 * n + 3) for client in some.selected(t)] for n in range(700)]
+    assert all(len(one) == len(set(one)) == 6 for one in passes)
+    often = np.bincount([client for one in passes for client in one], minlength=9)
+    assert often[[1, 6]].tolist() == [0, 0]  # they have no data
+    assert abs(often[[0, 2, 3, 4, 5, 7, 8]] - 600).max() < 40
+    assert Participation(0, np.ones(3, dtype=np.int64), "shuffled:1").selected(7) == [0, 1, 2]
+
+
 def test_an_empty_coin_draw_is_drawn_again():
     rare = Participation(0, np.ones(2, dtype=np.int64), "bernoulli:0.01")
     assert all(rare.selected(t) for t in range(50))

@@ -235,6 +235,7 @@ def test_numbers_that_are_no_numbers_become_null(tmp_path):
         ({"epochs": (3, 1)}, ExperimentError, "epochs must be"),
         ({"participation": 1.5}, ExperimentError, "participation must lie in"),
         ({"participation": "bernoulli:x"}, ExperimentError, "participation must be"),
+        ({"participation": "bernoulli:shuffled:0.1"}, ExperimentError, "participation must be"),
         ({"validation": 1.0}, ExperimentError, "validation must lie in"),
         ({"on_nonfinite": "ignore"}, ExperimentError, "on_nonfinite must be drop or stop"),
         ({"problem": None}, ExperimentError, "either a dataset or a problem"),

@@ -14,8 +14,8 @@ KEYS = {
     "model": "The network: a name, `timm:NAME`, `torchvision:NAME`, or your own `module:function`.",
     "rounds": "How many rounds are trained.",
     "participation": (
-        'The share of clients that a round selects: `0.1` is a fixed number of them; `"bernoulli:0.1"` draws each '
-        "client by itself."
+        'The share of clients that a round selects: `0.1` is a fixed number of them, drawn anew; `"bernoulli:0.1"` '
+        'draws each client by itself; `"shuffled:0.1"` selects everybody once in ten rounds, each time in a new order.'
     ),
     "epochs": (
         "How often a client goes through its data in a round. `0.5` is half of its batches; `[1, 5]` draws a "

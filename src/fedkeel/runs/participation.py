@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.errors import DataError, ExperimentError
-from fedkeel.randomness import choice, generator, key, uniforms
+from fedkeel.randomness import bits, choice, generator, key, uniforms
 
-BERNOULLI = "bernoulli:"
+BERNOULLI, SHUFFLED = "bernoulli:", "shuffled:"
 
 
 def share_of(participation: float | str) -> float:
     """Read the expected share of clients per round."""
-    text = str(participation).removeprefix(BERNOULLI)
+    text = str(participation)
+    kind = next((kind for kind in (BERNOULLI, SHUFFLED) if text.startswith(kind)), "")
     try:
-        share = float(text)
+        share = float(text.removeprefix(kind))
     except ValueError:
         share = -1.0
     if not 0 < share <= 1:
         raise ExperimentError(
-            f"participation must be a share in (0, 1], or 'bernoulli:SHARE': {participation}",
+            f"participation must be a share in (0, 1], 'bernoulli:SHARE' or 'shuffled:SHARE': {participation}",
             "0.1 selects a tenth of the clients",
         )
     return share
@@ -34,9 +36,21 @@ def count_selected(share: float, clients: int) -> int:
     return max(1, int(share * clients + 1e-9))
 
 
+@lru_cache(maxsize=32)
+def shuffle(of: int, count: int) -> NDArray[np.int64]:
+    """The numbers below `count` in an order drawn at random; kept, since each round of a pass asks for it."""
+    order: NDArray[np.int64] = np.argsort(bits(of, count), kind="stable")
+    return order
+
+
 @dataclass(frozen=True)
 class Participation:
-    """Chooses clients by (seed, round) alone, at a cost that does not grow with how many there are."""
+    """Chooses clients by (seed, round) alone, at a cost that does not grow with how many there are, unless shuffled.
+
+    A number of them is drawn anew for each round; "bernoulli:" draws each client by itself. "shuffled:" goes through
+    all clients in passes of ⌊1 / share⌋ rounds, each in an order of its own, and nobody takes part twice in a pass
+    (Malinovsky et al. 2023); those who are left over sit the pass out.
+    """
 
     seed: int
     sizes: NDArray[np.int64]
@@ -81,8 +95,16 @@ class Participation:
         """Choose the clients of this round, sorted."""
         if self.schedule is not None:
             return sorted(self.schedule[round])
-        chosen = choice(key(self.seed, "participation", round), self.population, self._count(round))
+        if str(self.participation).startswith(SHUFFLED):
+            chosen = self._in_turn(round, count_selected(share_of(self.participation), self.population))
+        else:
+            chosen = choice(key(self.seed, "participation", round), self.population, self._count(round))
         return chosen if self.able is None else [int(self.able[i]) for i in chosen]
+
+    def _in_turn(self, round: int, count: int) -> list[int]:
+        past, turn = divmod(round, self.population // count)
+        order = shuffle(key(self.seed, "pass", past), self.population)
+        return sorted(order[turn * count : (turn + 1) * count].tolist())
 
     def _count(self, round: int) -> int:
         share = share_of(self.participation)
