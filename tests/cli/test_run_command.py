@@ -17,7 +17,9 @@ from small_runs import SMALL, environment
 
 import fedkeel as fk
 from fedkeel.cli import training
+from fedkeel.runs import start
 from fedkeel.runs.loop import Loop
+from fedkeel.runs.run_folder import RunFolder
 
 
 def test_a_table_and_the_folders(fedkeel):
@@ -122,6 +124,41 @@ def test_resume_makes_what_a_killed_command_had_not_begun(trained, fedkeel, monk
     assert [json.loads(Path(run["folder"], "environment.json").read_text())["track"] for run in runs] == [["drift"]] * 2
     assert not list(Path("cut").glob(".*"))
     assert not list(Path("whole").glob(".*"))
+
+
+def test_resume_goes_on_as_asked_of_a_run_killed_before_its_first_round(trained, fedkeel, monkeypatch):
+    """At no moment a folder says what is trained and not how: here while the engine is chosen, and once more when the
+    experiment alone has been written."""
+    asked = ["--method", "fedavg,fedsam", "--engine", "serial", "--precision", "float64", "--track", "drift"]
+    asked += ["--keep", "best", "--metrics", "f1"]
+    whole = trained(*asked, "--out", "whole")
+
+    def die(*arguments):
+        raise KilledError
+
+    for module, name in ((start, "choose_engine"), (RunFolder, "begin")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, die)
+            with pytest.raises(KilledError):
+                trained(*asked, "--out", "cut")
+        if list(Path("cut").glob("**/experiment.toml")):
+            Path("cut").rename("resumed")
+        else:
+            assert fedkeel("resume", "cut").code == 2
+    runs = json.loads(fedkeel("resume", "resumed", "--engine", "serial", "--json").out)["runs"]
+    assert [run["result"] for run in runs] == [run["result"] for run in whole]
+
+
+def test_a_finished_run_that_cannot_be_extended_stays_as_it_is(trained, monkeypatch):
+    (whole,) = trained("--method", "fedavg", "--engine", "serial", "--out", "here")
+
+    def die(*arguments):
+        raise KilledError
+
+    monkeypatch.setattr(start, "choose_engine", die)
+    with pytest.raises(KilledError):
+        trained("--method", "fedavg", "--rounds", "9", "--out", "here")
+    assert json.loads(Path("here/result.json").read_text()) == whole["result"]
 
 
 def test_planned_runs_lie_below_their_folder(trained, fedkeel):

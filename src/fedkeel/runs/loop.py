@@ -78,7 +78,7 @@ class Loop:
         self.shared = False  # whether rounds took as long as they did because of something else
         self.server: State = init_server(method, task.initial, task.buffers)
         self.store = ClientStore(None if folder is None else folder.checkpoints, task.device, state_budget(task.device))
-        self.records: list[RoundRecord] = []
+        self.records, self.lines = list[RoundRecord](), list[str]()
         self.history: list[dict[str, torch.Tensor]] | None = [] if keep_params else None
         self.seconds = Clock()
         self.judge = Judge(self.plan, task, method, self.store, self.seconds)
@@ -96,7 +96,7 @@ class Loop:
 
     # ---- before and after ----------------------------------------------------------------------------------------
     def restore(self) -> None:
-        """Go back to the last checkpoint of the folder, if there is one."""
+        """Go back to the last checkpoint of the folder, if there is one; nothing is written."""
         if self.folder is None:
             return
         there = self.folder.read_experiment()
@@ -119,15 +119,12 @@ class Loop:
             self.store.restore(found.places)
             self.judge.recall(found.scores)
             self.callbacks.restore(found.followed, found.round)
-        lines = self.folder.lines_of(None if found is None else found.round)
+        self.lines = self.folder.lines_of(None if found is None else found.round)
+        self.records = [RoundRecord.loads(line) for line in self.lines]
         read_environment(self.folder.path)  # to know that it can be read
         self.shared = bool(read_json(self.folder.path / TIMING).get("shared"))
         for line in warnings:
             log.warning("%s", line)
-        # nothing is written before everything there was read
-        checkpoint.put_aside(self.folder.checkpoints, self.done)
-        self.folder.write_experiment(self.experiment.save())
-        self.records = self.folder.begin(lines)
 
     def save(self) -> None:
         """Write a checkpoint of the last finished round."""

@@ -15,9 +15,10 @@ from filelock import FileLock, Timeout
 
 from fedkeel.core.states import write_text
 from fedkeel.errors import FolderError, RunError, explain_os_errors
-from fedkeel.runs.checkpoint import find_newest, list_checkpoints, list_halves, prune, remove
+from fedkeel.runs.checkpoint import find_newest, list_checkpoints, list_halves, prune, put_aside, remove
 from fedkeel.runs.folder import (
     DIVERGED,
+    ENVIRONMENT,
     EXPERIMENT,
     PLANNED,
     RESULT,
@@ -27,6 +28,7 @@ from fedkeel.runs.folder import (
     checksum,
     folder_of,
     line_of,
+    read_environment,
     read_experiment,
     rounds_in,
 )
@@ -134,8 +136,9 @@ class RunFolder:
             )
         return found.lines[: done or 0]
 
-    def begin(self, lines: Sequence[str]) -> list[RoundRecord]:
+    def begin(self, lines: Sequence[str]) -> None:
         """Go on after these lines; later ones, and a half-written last one, are cut off."""
+        put_aside(self.checkpoints, len(lines))
         sums = list(accumulate(lines, lambda total, line: checksum(f"{line}\n", total), initial=0))
         self.total = sums[-1]
         # first, so that at no moment there are more sums than lines
@@ -149,7 +152,6 @@ class RunFolder:
             self.checkpoints.mkdir(exist_ok=True)
             self.lines = open(self.path / ROUNDS, "a", encoding="utf-8", newline="\n")
             self.sums = open(self.path / SUMS, "a", encoding="utf-8", newline="\n")
-        return [RoundRecord.loads(line) for line in lines]
 
     def append(self, record: RoundRecord) -> None:
         assert self.lines is not None
@@ -189,4 +191,6 @@ class RunFolder:
 
 def is_foreign(path: Path) -> bool:
     """Whether a file is not of a run, or of several, killed before an experiment was written."""
+    if path.name == ENVIRONMENT:
+        return "engines" not in read_environment(path.parent)  # other programs write files of this name, too
     return path.name not in ("run.lock", PLANNED) and not path.name.endswith(".partial")

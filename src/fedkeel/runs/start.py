@@ -181,7 +181,10 @@ class Prepared:
             else:  # rounds of an older version do not say what made them
                 before = read_environment(loop.folder.path)
                 made_of |= {name: before.get(name) for name in ("functions", "init")}
+            # first, so that every run tells `fedkeel resume` how it is made
             loop.folder.write_json(ENVIRONMENT, made_with | asked | made_of)
+            loop.folder.write_experiment(loop.experiment.save())
+            loop.folder.begin(loop.lines)
             source = loop.plan.source
             title = source.title if isinstance(source, Problem) else source.dataset
             loop.folder.write_json(CLIENTS, {"problem": title, "sizes": loop.task.problem.data.sizes.tolist()})
