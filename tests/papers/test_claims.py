@@ -115,6 +115,7 @@ def test_seeds_are_paired_where_both_have_them_and_else_not():
     lines = rows(table, column, SpecGradFilter=[70.0, 60.0, 80.0], FedAvg=[50.0, 40.5, 60.0])
     found = finding(name, lines, column)
     assert (found.interval.pairs, found.verdict) == (3, "confirmed")
+    assert finding(name, [replace(line, seconds=90.0) for line in lines], column).minutes == 9.0
     apart = [replace(line, seed=line.seed + 10) if line.row == "FedAvg" else line for line in lines]
     found = finding(name, apart, column)
     assert (found.interval.pairs, found.verdict) == (0, "undecided")

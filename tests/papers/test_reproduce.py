@@ -199,6 +199,14 @@ def test_a_longer_run_goes_on_where_a_shorter_one_ended(tmp_path):
     assert folder_of(short, tmp_path) != folder_of(long, tmp_path)
 
 
+def test_a_batch_that_is_not_full_is_a_gradient_too():
+    """Ten clients of 500 samples go through them five times in a round."""
+    plain = next(cell for cell in find("fedfft:1") if cell.label == "FedAvg, cifar10, 0.6")
+    for size, batches in ((50, 10), (64, 8)):
+        cell = replace(plain, experiment=plain.experiment | {"batch_size": size})
+        assert gradient_evaluations(cell, 1) == 10 * 5 * batches
+
+
 def test_costs_follow_gradient_evaluations():
     plain, sam = cell(), cell(experiment=dict(TINY) | {"method": {"name": "fedsam"}})
     assert gradient_evaluations(sam) == 2 * gradient_evaluations(plain) == 4 * gradient_evaluations(sam, 3) / 2

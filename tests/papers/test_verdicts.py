@@ -109,6 +109,17 @@ def test_one_seed_confirms_nothing():
     # two seeds of one row do not make the order one of two seeds
     lines = [entry("A", 75.0), entry("A", 75.0, seed=1), entry("B", 65.0)]
     assert judge(cells, lines)[0].verdict == "differs (order: one seed)"
+    # nor do they make a number one of one seed
+    lines = [entry("A", 65.0), entry("A", 65.0, seed=1), entry("B", 75.0)]
+    assert [judged.verdict for judged in judge(cells, lines)] == ["differs", "differs (one seed)"]
+
+
+def test_rounds_to_a_target_are_ordered_only_among_runs_of_one_length():
+    """A shorter run that reached its target early says nothing of one that has all of its rounds."""
+    cells = [cell(row, reported, kind="rounds", target=40.0) for row, reported in (("A", 30.0), ("B", 80.0))]
+    whole, short = entry("A", 80.0), entry("B", 60.0, rounds=60)  # reached in 50 and in 40 rounds
+    assert verdicts(cells, [whole, short]) == ["differs", "shortened"]
+    assert verdicts(cells, [whole, entry("B", 100.0)]) == ["differs", "differs"]
 
 
 def test_a_lead_is_held_against_the_larger_noise_of_its_two_rows():

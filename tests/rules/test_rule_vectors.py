@@ -59,6 +59,9 @@ def test_q_fedavg():
     near(given["delta"].average(fk.Fair(1.0)(given, {}))["w"], [-0.028571, -0.114286])
     near(given["delta"].average(fk.Fair(0.0)(given, {}))["w"], [-0.05, -0.1])
     near(fk.FairShares(1.0)(given, {}), [1 / 3, 2 / 3])
+    unequal = given | {"size": torch.tensor([3.0, 1.0])}
+    near(fk.FairShares(1.0)(unequal, {}), [3 / 5, 2 / 5])
+    near(fk.FairShares(0.0)(unequal, {}), [3 / 4, 1 / 4])
 
 
 def test_powers_of_losses_stay_in_the_range_of_numbers():

@@ -62,7 +62,7 @@ def contradicts(judged: Judgement) -> bool:
 
 
 def describe_experiment(judged: Judgement) -> str:
-    """`resnet18-gn on cifar10, lr 0.1, 800 rounds`: enough to tell experiments apart."""
+    """`resnet18-gn on cifar10, dirichlet 0.1, 800 rounds`: enough to tell experiments apart."""
     experiment = judged.cell.experiment
     rounds = f"{judged.rounds} of {experiment['rounds']}" if judged.shortened else f"{experiment['rounds']}"
     partition = experiment["partition"]

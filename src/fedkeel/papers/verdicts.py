@@ -125,22 +125,20 @@ def _gather_runs(cell: Cell, entries: Sequence[Entry]) -> Judgement:
     found = longest(known)
     if cell.kind in TIMES:
         found = keep_one_place(found, lambda entry: entry.place)
-    own = _own_method(cell, found, entries) if cell.kind == "extra seconds per round" else []
+    own = _find_own_method(cell, entries) if cell.kind == "extra seconds per round" else []
     others = runs_of_any_length(cell, entries) if follows_length(cell.experiment) and not found else []
     apart = max((entry.rounds for entry in others), default=0)
     return Judgement(cell, tuple(found), tuple(measured(cell, entry, own) for entry in found), apart=apart)
 
 
-def _own_method(cell: Cell, found: Sequence[Entry], entries: Sequence[Entry]) -> list[Entry]:
-    """Find runs of the paper's own method that differ from the cell's in nothing else, on the same device."""
+def _find_own_method(cell: Cell, entries: Sequence[Entry]) -> list[Entry]:
+    """Find runs of the paper's own method that differ from the cell's in nothing else, and have seconds of their own.
+
+    They may be of any place: `measured` takes those of the run's.
+    """
     alike = settings_of(cell) | {"method": None}
-    devices = {entry.environment.get("device") for entry in found}
-    return [
-        e
-        for e in entries
-        if e.settings.get("method", {}).get("name") == cell.paper and e.settings | {"method": None} == alike
-        if e.environment.get("device") in devices and e.timed
-    ]
+    named = [e for e in entries if e.settings.get("method", {}).get("name") == cell.paper]
+    return [e for e in named if e.settings | {"method": None} == alike and e.timed]
 
 
 def _verdict(mine: Judgement, judged: Sequence[Judgement]) -> str:

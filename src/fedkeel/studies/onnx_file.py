@@ -19,6 +19,7 @@ from fedkeel.errors import RequestError
 from fedkeel.problems.calling import arrange_inputs, read_logits
 from fedkeel.runs.finished_run import Run
 from fedkeel.studies.subject import Subject
+from fedkeel.text import first_line
 
 SAMPLES = 2  # of one sample, the exporter would take the number of samples for a constant
 
@@ -61,7 +62,7 @@ def write_onnx(run: Run, file: Path, *, trust: bool = False) -> list[str]:
             logging.getLogger("torch.onnx").setLevel(logging.ERROR)
             write_atomically(file, export)
     except torch.onnx.OnnxExporterError as error:
-        reason = next((line for line in str(error.__cause__ or error).splitlines() if line.strip()), "")
+        reason = first_line(error.__cause__ or error)
         raise RequestError(
             f"PyTorch cannot export this network: {reason}", "fedkeel export model RUN model.safetensors"
         ) from error

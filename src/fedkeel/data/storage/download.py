@@ -17,6 +17,7 @@ from fedkeel.data.dataset import HUB, Hub
 from fedkeel.data.storage.folder import TOO_MUCH, Draft
 from fedkeel.data.storage.pictures import without_postscript
 from fedkeel.errors import DataError
+from fedkeel.text import first_line
 
 BATCH = 1000
 TIMEOUT = 20.0  # seconds
@@ -119,7 +120,7 @@ def explain_errors(draft: Draft, split: str) -> Iterator[None]:
             if isinstance(cause, OSError) and cause.errno in TOO_MUCH:
                 raise cause from None
         repository = hub_of(draft).repository
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = first_line(error)
         if draft.card.name.startswith(HUB) and is_folder(repository):
             signs = any(sign in os.path.abspath(place_of(repository)) for sign in "[]*?")
             raise DataError(

@@ -17,6 +17,7 @@ from fedkeel.core.method import Method
 from fedkeel.core.rule import LOCAL_STAGES, State, is_stackable
 from fedkeel.core.trees import Tree, tensors
 from fedkeel.errors import MethodError
+from fedkeel.text import first_line
 
 log = logging.getLogger("fedkeel")
 
@@ -31,7 +32,7 @@ def lift_by_vmap(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., 
         except RuntimeError as error:
             if "vmap" not in str(error):
                 raise
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise MethodError(f"a rule of this method cannot be stacked: {reason}", "use --engine serial") from error
 
     return lifted
@@ -124,7 +125,7 @@ def lift_compiled(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[...,
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            log.warning("the rules are not compiled and run slower: %s", str(error).strip().splitlines()[0])
+            log.warning("the rules are not compiled and run slower: %s", first_line(error))
             refused = True
             return plain(*args)
 

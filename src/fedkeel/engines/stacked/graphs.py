@@ -20,6 +20,7 @@ from fedkeel.core.trees import tensors
 from fedkeel.engines.stacked.client_mapping import add_client_axis
 from fedkeel.engines.stacked.stacked_batches import StackedBatch, StackedSteps, gather_batch
 from fedkeel.kernels.side_stream import one_stream
+from fedkeel.text import first_line
 
 log = logging.getLogger("fedkeel")
 
@@ -171,7 +172,7 @@ class GraphScan:
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
-                log.warning("steps are not captured as a graph and run slower: %s", str(error).splitlines()[0])
+                log.warning("steps are not captured as a graph and run slower: %s", first_line(error))
                 self.possible = False
                 return scan_steps(phase, body, carry, context, steps)
         return graph.run(carry, context, inputs, steps)
