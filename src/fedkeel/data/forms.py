@@ -158,7 +158,7 @@ def read_data(given: Any, whose: str, label: Label | None) -> Any:
     elif is_list_of_samples(given):
         given = collate(given, whose)
     elif is_map_style(given):
-        given = collate([given[i] for i in range(len(given))], whose)
+        given = collate(list(walk(given, whose)), whose)
     refuse_words(given, whose)
     if isinstance(given, Mapping):
         return name_target(given if isinstance(given, dict) else dict(given), label, whose)  # a file may be closed
@@ -221,12 +221,32 @@ def is_map_style(given: Any) -> bool:
     return not known and all(hasattr(type(given), name) for name in ("__len__", "__getitem__"))
 
 
+def walk(data: Any, whose: str) -> Iterator[Any]:
+    """Yield the samples of a map-style data set, as many as it says it has."""
+    count = len(data)
+    for i in range(count):
+        try:
+            yield data[i]
+        except IndexError as error:
+            raise DataError(
+                f"{whose} says it has {count} samples, and sample {i} is out of range: {in_one_line(error)}",
+                "len(dataset) is how many there are; a Subset or a sampler names numbers below it",
+            ) from error
+
+
 def collate(samples: Sequence[Any], whose: str) -> Any:
     """Put samples one behind the other: tuples of parts become a tuple of tensors, dicts a dict of them."""
     if not samples:
         raise DataError(
             f"{whose} has no samples, and so does not say what they look like.",
             "leave it out, or give empty tensors: (torch.empty(0, 8), torch.empty(0))",
+        )
+    named = [part for one in samples if isinstance(part := one[0] if isinstance(one, tuple) and one else one, Mapping)]
+    if (other := next((one for one in named if one.keys() != named[0].keys()), None)) is not None:
+        raise DataError(
+            f"the samples of {whose} have other parts from one to the next: {', '.join(map(str, named[0]))} and "
+            f"{', '.join(map(str, other))}.",
+            "give all of them the same parts",
         )
     try:
         parts = default_collate([plain(one, whose) for one in samples])
