@@ -554,3 +554,19 @@ def test_what_is_not_understood_is_refused_in_one_line(small, monkeypatch, tmp_p
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
     with pytest.raises(fk.DataError, match="needs pandas, which is not installed"):
         replace(small, test=tmp_path / "test.csv")
+
+
+def test_samples_with_other_parts_from_one_to_the_next_are_refused(small):
+    """PyTorch joins those of the first sample, and loses the others."""
+    samples = [{"x": torch.ones(3), "y": i % 2} | ({"age": i} if i else {}) for i in range(4)]
+    for given in (samples, [(one, 0) for one in samples]):
+        with pytest.raises(fk.DataError, match="client 0 have other parts from one to the next: x, y and x, y, age"):
+            replace(small, clients=[given])
+
+
+def test_a_data_set_that_has_fewer_samples_than_it_says_is_told(small):
+    data = Mapped(small.clients[0])
+    count, data.data = len(data), tuple(part[:2] for part in data.data)
+    longer = type("Longer", (Mapped,), {"__len__": lambda self: count})(data.data)
+    with pytest.raises(fk.DataError, match=f"client 0 says it has {count} samples, and sample 2 is out of range"):
+        replace(small, clients=[longer])

@@ -25,12 +25,12 @@ from torch.utils.data import (
 )
 
 from fedkeel.data.class_numbers import check_class_numbers
-from fedkeel.data.clients import TARGETS, find_target, refuse_masked
+from fedkeel.data.clients import TARGETS, find_target
+from fedkeel.data.samples import collate, walk
 from fedkeel.data.table_files import DIVIDE, advise_by_name
 from fedkeel.data.table_notes import warn_of_index, warn_of_merged
 from fedkeel.data.tables import Label, Table, find_targets, is_frame, open_folder, open_table
 from fedkeel.errors import DataError
-from fedkeel.text import in_one_line
 
 log = logging.getLogger("fedkeel")
 
@@ -158,7 +158,7 @@ def read_data(given: Any, whose: str, label: Label | None) -> Any:
     elif is_list_of_samples(given):
         given = collate(given, whose)
     elif is_map_style(given):
-        given = collate([given[i] for i in range(len(given))], whose)
+        given = collate(list(walk(given, whose)), whose)
     refuse_words(given, whose)
     if isinstance(given, Mapping):
         return name_target(given if isinstance(given, dict) else dict(given), label, whose)  # a file may be closed
@@ -219,57 +219,6 @@ def is_list_of_samples(given: Any) -> bool:
 def is_map_style(given: Any) -> bool:
     known = isinstance(given, Tensor | np.ndarray | tuple | list | Mapping | str | bytes | IterableDataset)
     return not known and all(hasattr(type(given), name) for name in ("__len__", "__getitem__"))
-
-
-def collate(samples: Sequence[Any], whose: str) -> Any:
-    """Put samples one behind the other: tuples of parts become a tuple of tensors, dicts a dict of them."""
-    if not samples:
-        raise DataError(
-            f"{whose} has no samples, and so does not say what they look like.",
-            "leave it out, or give empty tensors: (torch.empty(0, 8), torch.empty(0))",
-        )
-    try:
-        parts = default_collate([plain(one, whose) for one in samples])
-    except (TypeError, RuntimeError, ValueError, KeyError) as error:
-        raise DataError(
-            f"the samples of {whose} cannot be put one behind the other: {in_one_line(error)}",
-            "each sample is (x, y) or a dict of numbers, tensors or arrays, of one shape in all samples",
-        ) from None
-    if isinstance(parts, Tensor):
-        return parts
-    if isinstance(parts, Mapping):
-        return check_numbers(dict(parts), whose)
-    if len(parts) == 2 and isinstance(parts[0], Mapping):
-        return check_numbers({**parts[0], TARGETS[0]: parts[1]}, whose)
-    return tuple(check_numbers(dict(enumerate(parts)), whose).values())
-
-
-def plain(sample: Any, whose: str) -> Any:
-    """A sample with its pictures as arrays."""
-    if isinstance(sample, Mapping):
-        return {name: plain(part, whose) for name, part in sample.items()}
-    if isinstance(sample, tuple | list):
-        parts = [plain(part, whose) for part in sample]
-        return parts if type(sample) is list else tuple(parts)
-    refuse_masked(sample, whose)
-    if getattr(sample, "mode", None) == "P":
-        raise DataError(
-            f"a picture of {whose} has a palette: its pixels are numbers of colours.", 'image.convert("RGB"), or "L"'
-        )
-    return np.array(sample) if hasattr(sample, "__array_interface__") else sample  # a picture's own array is read-only
-
-
-def check_numbers(parts: dict[Any, Any], whose: str) -> dict[Any, Any]:
-    """Refuse parts of samples that are texts or lists of lists; lists of numbers become one tensor."""
-    for name, part in parts.items():
-        if isinstance(part, list) and part and all(isinstance(one, Tensor) for one in part):
-            parts[name] = torch.stack(part, 1)  # a sample was a list of numbers
-        elif not isinstance(part, Tensor):
-            raise DataError(
-                f"part {name} of the samples of {whose} holds no numbers.",
-                "turn texts into tokens and files into tensors, or leave it out",
-            )
-    return parts
 
 
 def name_target(given: Mapping[str, Any], label: Label | None, whose: str) -> Mapping[str, Any]:

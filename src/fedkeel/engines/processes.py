@@ -63,7 +63,8 @@ class Worker:
     def explain_end(self) -> RunError:
         code = self.process.wait()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return RunError(f"worker process {self.number} {how}.", "out of memory? Try fewer workers, or --engine serial")
+        why = "out of memory? Try fewer workers, or" if code < 0 else "does code of yours end it? Try"
+        return RunError(f"worker process {self.number} {how}.", f"{why} --engine serial")
 
     def close(self) -> None:
         self.process.kill()

@@ -10,6 +10,7 @@ import os
 import pickle
 import struct
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
@@ -78,13 +79,7 @@ class Desk:
         try:
             return getattr(self, kind)(*payload)
         except BaseException as error:
-            raised: Any = error
-            try:
-                pickle.loads(pickle.dumps(error))
-            except Exception:
-                raised = RuntimeError(f"{type(error).__name__}: {error}")
-            raised.own_code = blame_own_code(error)  # a traceback stays here
-            return raised
+            return make_portable(error)
 
     def set_up(self, number: int, engine: bytes, path: Sequence[str], onednn: bool) -> str:
         """Make an engine, in place of any earlier one of that number."""
@@ -116,6 +111,21 @@ class Desk:
     def call(self, function: Callable[..., Any], *given: Any) -> Any:
         """Call a function that takes a worker for itself, such as a whole run."""
         return function(*given)
+
+
+def make_portable(error: BaseException) -> BaseException:
+    """An error as another process can read it: itself, or what it says, with the line of the user's that failed."""
+    raised: Any = error
+    try:
+        raised.own_code = blame_own_code(error)  # a traceback stays here
+        if type(pickle.loads(pickle.dumps(error))) is type(error):
+            return error
+    except BaseException:  # whatever code of the error's own class raises
+        pass
+    said = "".join(traceback.format_exception_only(error)).strip().rpartition(f"{type(error).__qualname__}: ")[2]
+    raised = RuntimeError(f"{type(error).__name__}: {said}")
+    raised.own_code = getattr(error, "own_code", None)
+    return raised
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from fedkeel.data.clients import (
 )
 from fedkeel.errors import DataError
 from fedkeel.problems.module_state import Place, copy_whole, place_function
+from fedkeel.problems.own_samples import read_rows
 
 if TYPE_CHECKING:
     from fedkeel.problems.task import Task
@@ -152,8 +153,8 @@ class WatchedLabels(DerivedClients):
         self.taken, self.tries = set[int](), False
 
     def rows(self, client: int, rows: Rows) -> Sample:
-        sample = self.unwatched.rows(client, rows)
-        if self.tries or self.classes is None or not all(isinstance(part, Tensor) for part in sample):
+        sample = read_rows(self.unwatched.rows(client, rows), rows, type(self.unwatched).__name__)
+        if self.tries or self.classes is None:
             return sample  # a try reads rows, too
         given = TensorClients([sample])
         if not self.taken.issuperset(new := list_outside(given, self.classes)):

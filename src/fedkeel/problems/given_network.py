@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from types import CellType, FunctionType
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from fedkeel.errors import ExperimentError, ask_for_object
+from fedkeel.errors import ExperimentError, ask_for_object, bind
 
 MODEL = "model=torch.nn.Sequential(…)"
 
@@ -21,6 +23,15 @@ def check_function(word: str, given: Any, hint: str) -> None:
         raise ExperimentError(f"the {word} of a problem is a function, not a class.", ask_for_object(given))
     if not callable(given):
         raise ExperimentError(f"the {word} of a problem is a function, not {type(given).__name__}.", hint)
+
+
+def check_prepare(given: Any) -> None:
+    """Refuse a `prepare` that cannot be called with samples and keys."""
+    hint = "prepare=lambda sample, keys: sample"
+    check_function("prepare", given, hint)
+    with suppress(ValueError, TypeError):  # what is written in C may not say what it takes
+        signature = inspect.signature(given)
+        bind(signature, (None, None), {}, "prepare(sample, keys)", ExperimentError)
 
 
 def check_params(given: Any) -> None:

@@ -18,7 +18,7 @@ from fedkeel.data.clients import ClientData, NamedRows, Sample, TensorClients, c
 from fedkeel.data.forms import copy_containers, read_forms
 from fedkeel.data.tables import Label
 from fedkeel.errors import ExperimentError, explain_typos
-from fedkeel.problems.given_network import check_function, check_params, list_classes, read_network
+from fedkeel.problems.given_network import check_function, check_params, check_prepare, list_classes, read_network
 from fedkeel.problems.metrics import find_metrics
 from fedkeel.randomness import choice, key
 from fedkeel.ranges import Count
@@ -74,7 +74,7 @@ class Problem:
             )
         check_function("loss", self.loss, "loss=torch.nn.functional.cross_entropy")
         if self.prepare is not None:
-            check_function("prepare", self.prepare, "prepare=lambda sample, keys: sample")
+            check_prepare(self.prepare)
         if self.params is not None:
             check_params(self.params)
         object.__setattr__(self, "model", read_network(self.model))

@@ -93,6 +93,7 @@ def augments_by_keys(task: Task) -> bool:
     keyed = (np.arange(1, len(rows) + 1, dtype=np.uint64) * factor for factor in KEYS)
     try:
         others = [task.prepare(task.clients.rows(client, rows), keys) for keys in keyed]
+        return any(not torch.equal(a, b) for other in others for a, b in zip(plain, other, strict=True))
     except FedkeelError:
         raise
     except Exception as error:
@@ -100,4 +101,3 @@ def augments_by_keys(task: Task) -> bool:
             f"prepare(raw, keys) fails with keys: {type(error).__name__}: {in_one_line(error)}",
             "keys are a numpy array of uint64, one for each sample; without any, nothing is drawn",
         ) from error
-    return any(not torch.equal(a, b) for other in others for a, b in zip(plain, other, strict=True))

@@ -22,6 +22,7 @@ from fedkeel.problems.class_labels import check_labels_of_gpu, watch_labels
 from fedkeel.problems.class_outputs import find_label_beyond
 from fedkeel.problems.metrics import read_as_loss
 from fedkeel.problems.module_state import Place
+from fedkeel.problems.own_samples import call_prepare
 from fedkeel.problems.predictions import COUNTED, Scores, measure_hits, weigh_means
 from fedkeel.problems.problem import Problem, digest_tensors
 from fedkeel.problems.random_draws import augments_by_keys, draws_for_gradient, draws_when_trained
@@ -152,9 +153,8 @@ class Task:
 
     def prepare(self, raw: Sample, keys: NDArray[np.uint64] | None = None) -> Sample:
         """Turn raw rows into what the model sees: on the device, floats in the task's precision."""
-        if self.problem.prepare is not None:
-            raw = self.problem.prepare(raw, keys)
-        return tuple(t.to(self.device, self.dtype_of(t)) for t in widen_labels(raw))
+        made = call_prepare(self.problem, raw, keys)
+        return tuple(t.to(self.device, self.dtype_of(t)) for t in widen_labels(made))
 
     def dtype_of(self, part: Tensor) -> torch.dtype:
         return self.dtype if part.is_floating_point() else part.dtype

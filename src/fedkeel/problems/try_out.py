@@ -19,6 +19,7 @@ from fedkeel.problems.class_labels import WHOLE_FRACTIONS, are_whole_fractions, 
 from fedkeel.problems.gradients import REENTRANT
 from fedkeel.problems.module_state import clone_tensors, copy_trained
 from fedkeel.problems.network_calls import check_calls
+from fedkeel.problems.own_samples import check_repeated, read_rows
 from fedkeel.problems.predictions import class_scores
 from fedkeel.problems.separability import SHOWN, train_but_norms
 from fedkeel.problems.whole_metrics import check_label_sets, check_metrics
@@ -37,6 +38,7 @@ FAILURES = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, As
 @torch.no_grad()
 def try_out(task: Task) -> None:
     """Put a sample of each form through the model and the loss, and refuse what does not fit before training begins."""
+    check_repeated(task)
     check_broadcast(task)
     model = task.initial.named() if task.module is None else copy_trained(task.module).eval()
     tensors: Sample | None = None
@@ -118,10 +120,10 @@ def refuse_unfit_rows(task: Task, client: int, whose: str) -> None:
     """Read a client's rows again; refuse labels that the loss does not take, and samples that the model does not."""
     first, clients = np.zeros(2 if task.needs_pairs else 1, np.int64), unwatch(task.clients)
     try:
-        sample, rows = (clients.rows(client, at) for at in (first, np.arange(clients.sizes[client])))
+        given = [(clients.rows(client, at), at) for at in (first, np.arange(clients.sizes[client]))]
     except Exception:  # the error tells it already
         return
-    check_tensors(sample, whose)
+    sample, rows = (read_rows(part, at, whose) for part, at in given)
     check_labels_that_fit(task, {f"the data of {whose}": TensorClients([rows])})
     try_sample(task, task.initial.named() if task.module is None else copy_trained(task.module).eval(), whose, sample)
 
@@ -287,14 +289,7 @@ def list_forms(task: Task) -> Iterator[tuple[str, Sample]]:
     for whose, data, client in parts:
         if data.sizes[client]:  # that no client has data is refused elsewhere
             sample = data.rows(client, first)
-            check_tensors(sample, type(unwatch(data)).__name__)
             form = tuple((part.shape[1:], part.dtype) for part in sample)
             if form not in seen:
                 seen.add(form)
                 yield whose, sample
-
-
-def check_tensors(sample: Sample, whose: str) -> None:
-    """Refuse rows that are arrays or lists."""
-    if wrong := [type(part).__name__ for part in sample if not isinstance(part, Tensor)]:
-        raise DataError(f"the rows of {whose} have to be tensors, not {wrong[0]}.", "torch.as_tensor(part)")
