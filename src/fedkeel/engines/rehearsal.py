@@ -83,8 +83,8 @@ def check_climbs(method: Method, task: Task, client: Rehearsal) -> None:
         made, of_nothing = (rule.step(tree, state, at)[0].buffer for tree in (some, params.zeros()))
         if not of_nothing.any() and made.any() and not torch.equal(made, some.buffer):
             raise MethodError(
-                f"{name_of(rule)} begins the perturb chain of {method.name!r}, and is given zeros there: it asks for no "
-                "gradient, so it perturbs nothing.",
+                f"{name_of(rule)} begins the perturb chain of {method.name!r}, and is given zeros there: it asks for "
+                "no gradient, so it perturbs nothing.",
                 "a class attribute asks for it: needs_gradient = fk.Loss()",
             )
 
