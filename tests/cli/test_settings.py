@@ -204,6 +204,18 @@ def test_a_composition_has_no_hyperparameters(tmp_path):
         ({"assignments": ("epoch=1",)}, ExperimentError, "did you mean 'epochs'?"),
         ({"assignments": ("rho=1",)}, ExperimentError, "did you mean 'method.rho'?"),
         ({"assignments": ("alpha=1",), "methods": ("fedavg",)}, ExperimentError, "did you mean 'partition.alpha'?"),
+        (
+            {"assignments": ("momentum=0.9",), "methods": ("fedavg",)},
+            ExperimentError,
+            "it is a field of an optimizer (momentum, muon): optimizer.momentum",
+        ),
+        (
+            {"assignments": ("warmup=3",)},
+            ExperimentError,
+            "it is a field of a schedule (constant, exponential, linear, cosine, step, cyclic): schedule.warmup",
+        ),
+        ({"assignments": ("metrics=f1",)}, ExperimentError, "it belongs to no experiment, but to a run: --metrics"),
+        ({"dataset": "MNIST"}, DataError, "did you mean 'mnist'?"),
         ({"assignments": ("partition.alhpa=1",)}, ExperimentError, "did you mean 'alpha'?"),
         ({"assignments": ("partition.alpha.x=1",)}, ExperimentError, "for example --set partition.alpha=0.3"),
         (

@@ -384,6 +384,25 @@ def test_the_final_phase_is_rehearsed_too(untrained):
     refused("WritesTree.step", make=lambda: run(fk.Method("own", (fk.Phase(),), fk.Uniform(), final=final)))
 
 
+def climbs(self, tree, client, at):
+    return 0.1 * tree.unit(), client
+
+
+def moves(self, tree, client, at):
+    return tree + 0.1 * (at.params - at.start), client
+
+
+def test_a_perturbation_of_a_gradient_that_it_does_not_ask_for_is_refused(untrained):
+    own = rule("Climbs", step=climbs)
+    line = refused("Climbs", make=lambda: run(fk.method("own", perturb=[own], weights=fk.Uniform())))
+    assert "needs_gradient = fk.Loss()" in line
+
+
+@pytest.mark.parametrize("own", [rule("Moves", step=moves), rule("Climbs", step=climbs, needs_gradient=fk.Loss())])
+def test_one_that_adds_to_nothing_or_asks_for_it_is_not(own):
+    run(fk.method("own", perturb=[own], weights=fk.Uniform()))
+
+
 def work_of_server(*perturb, weights=None):
     base = fk.METHODS["fedlaw"]()
     phase = fk.Phase((fk.AtMixture(), *perturb), base.server_phase.gradient, trains=False)

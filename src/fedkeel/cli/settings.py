@@ -13,19 +13,21 @@ from typing import Any
 
 from fedkeel.cli.method_settings import give_hyperparameters, label_methods, list_hyperparameters
 from fedkeel.core.rule import Rule
-from fedkeel.core.schedules import KEYS
+from fedkeel.core.schedules import KEYS, SCHEDULES
 from fedkeel.data.partition.registry import PARTITIONS, parse_partition
 from fedkeel.data.storage.loading import find_card, is_known
 from fedkeel.errors import ExperimentError, RequestError, nearest
 from fedkeel.importing import Trust
 from fedkeel.methods import METHODS, build
-from fedkeel.methods.optimisers import name_optimiser
+from fedkeel.methods.optimisers import OPTIMISERS, name_optimiser
 from fedkeel.runs.experiment import TABLES, Experiment, note_new_default, with_field
 from fedkeel.text import split_words
 from fedkeel.typed_values import show_value
 from fedkeel.written_values import parse_value, read_toml_file
 
 MOST_SEEDS = 1000
+OPTIONS = {"callback", "device", "engine", "keep", "metrics", "out", "patience", "precision", "seeds", "track"}
+"""What a run is given beside its experiment."""
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,10 @@ def with_deep_field(given: Any, path: Sequence[str], value: Any) -> dict[str, An
     return table | {name: with_deep_field(table.get(name), rest, value) if rest else value}
 
 
+def list_fields(kind: Any) -> set[str]:
+    return {field.name for field in fields(kind)}
+
+
 def check_keys(data: Mapping[str, Any], methods: Sequence[Any], trust: Trust) -> None:
     """Unknown keys name the nearest known one, or the part that they are a field of."""
     known = {field.name for field in fields(Experiment)}
@@ -246,6 +252,12 @@ def check_keys(data: Mapping[str, Any], methods: Sequence[Any], trust: Trust) ->
             hint = nearest(word, known, "keys")
             if any(word in list_hyperparameters(method, trust) for method in methods):
                 hint = f"did you mean 'method.{word}'?"
-            elif any(word in {field.name for field in fields(kind)} for kind in PARTITIONS.values()):
+            elif any(word in list_fields(kind) for kind in PARTITIONS.values()):
                 hint = f"did you mean 'partition.{word}'?"
+            elif kinds := [name for name, kind in OPTIMISERS.items() if kind and word in list_fields(kind)]:
+                hint = f"it is a field of an optimizer ({', '.join(kinds)}): optimizer.{word}"
+            elif kinds := [name for name, kind in SCHEDULES.items() if word in list_fields(kind)]:
+                hint = f"it is a field of a schedule ({', '.join(kinds)}): schedule.{word}"
+            elif word in OPTIONS:
+                hint = f"it belongs to no experiment, but to a run: --{word}"
             raise ExperimentError(f"an experiment has no key: {word}", hint)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from fedkeel.core.contract import name_of
 from fedkeel.core.local_step import Gradient, StepInput
 from fedkeel.core.method import Method
 from fedkeel.core.objective import Objective
@@ -22,7 +23,7 @@ from fedkeel.core.round import (
     local_round,
     server_round,
 )
-from fedkeel.core.rule import Rule, State
+from fedkeel.core.rule import Local, Rule, State
 from fedkeel.core.stacking import check_alike
 from fedkeel.core.trees import Tree, all_finite, stack
 from fedkeel.engines.cost import sent
@@ -60,6 +61,7 @@ def rehearse_rounds(method: Method, watched: Method, task: Task) -> None:
     for objective in method.objectives:
         models = find_teachers(method, task, objective, first)
         try_objective(task, method, objective, first.message | models)
+    check_climbs(method, task, first)
     server = rehearse_server(watched, task, init_server(watched, task.initial, task.buffers), first)
     deploy(watched, server)
     if all_finite((server, first.state)):  # what is made of no gradient may be no number, and break the next round
@@ -68,6 +70,23 @@ def rehearse_rounds(method: Method, watched: Method, task: Task) -> None:
         rehearse_server(watched, task, server, second)
     if method.final is not None:
         rehearse_client(watched.tuning, task, first.message, first.state)
+
+
+def check_climbs(method: Method, task: Task, client: Rehearsal) -> None:
+    """Refuse a rule that begins a perturb chain and turns what it is given into a perturbation, but asks for no
+    gradient: it would be given zeros, and perturb nothing. One that adds to what it is given may have nothing yet."""
+    params, zero = task.initial, task.initial.scalar(0.0)
+    state, whole = init_round(method, params) | client.state, zero.to(torch.int64)
+    at = Local(params, params, client.message, None, zero + 1, whole, whole + 1, whole)
+    for rule in (phase.perturb[0] for phase in method.phases if phase.perturb and phase.ascends is None):
+        some = params.ones()
+        made, of_nothing = (rule.step(tree, state, at)[0].buffer for tree in (some, params.zeros()))
+        if not of_nothing.any() and made.any() and not torch.equal(made, some.buffer):
+            raise MethodError(
+                f"{name_of(rule)} begins the perturb chain of {method.name!r}, and is given zeros there: it asks for "
+                "no gradient, so it perturbs nothing.",
+                "a class attribute asks for it: needs_gradient = fk.Loss()",
+            )
 
 
 def find_teachers(method: Method, task: Task, objective: Objective, client: Rehearsal) -> State:
