@@ -176,6 +176,13 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
+def drop_later(folder: Path, round: int) -> None:
+    """Remove the checkpoints later than a round: the run goes on from it."""
+    for path in list_checkpoints(folder):
+        if round_of(path) > round:
+            remove(path)
+
+
 def put_aside(folder: Path, round: int) -> None:
     """Rename the checkpoints later than a round: they are no longer those of the run."""
     for path in list_checkpoints(folder):
@@ -184,14 +191,17 @@ def put_aside(folder: Path, round: int) -> None:
 
 
 def find_newest(
-    folder: Path, device: torch.device | str = "cpu", fingerprint: str | None = None
+    folder: Path, device: torch.device | str = "cpu", fingerprint: str | None = None, latest: int | None = None
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Find the newest checkpoint that is whole, and lines to warn with. None when there is no checkpoint at all.
+    """Find the newest checkpoint that is whole, up to the round `latest` where that is given, and lines to warn with.
+    None when there is no checkpoint at all.
 
     Nothing that was read is changed: what is damaged stays where it is.
     """
     wrong: list[str] = []
     for path in list_checkpoints(folder):
+        if latest is not None and round_of(path) > latest:
+            continue
         try:
             found = Checkpoint.load(path, device, fingerprint)
         except Damaged as error:
@@ -201,6 +211,8 @@ def find_newest(
         if not found.whole:
             warnings.append(f"{path} was written by an older version: its header has no checksum")
         return found, warnings
+    if wrong and latest is not None:
+        return find_newest(folder, device, fingerprint)
     if wrong:
         raise FolderError(
             f"no checkpoint in {folder} can be read: {'; '.join(wrong)}",

@@ -36,14 +36,13 @@ from fedkeel.runs.observers import Observer, Seen, check_names, observe_round
 from fedkeel.runs.probe import Probe
 from fedkeel.runs.record import RoundRecord, result
 from fedkeel.runs.run_folder import RunFolder
+from fedkeel.runs.save_clock import SaveClock
 from fedkeel.runs.store import ClientStore
 
 log = logging.getLogger("fedkeel")
 
-RunInProgress = Generator[RoundRequest, list[ClientOutcome], Run]
-"""A run that asks for the training of its clients, and is sent what came of it."""
-
-SHARE = 20  # a checkpoint that takes long is written more seldom: a twentieth of the time at most
+RunInProgress = Generator[RoundRequest, list[ClientOutcome], None]
+"""A run that asks for the training of its clients, and is sent what came of it, up to its last checkpoint."""
 
 
 class Progress(Protocol):
@@ -82,7 +81,7 @@ class Loop:
         self.history: list[dict[str, torch.Tensor]] | None = [] if keep_params else None
         self.seconds = Clock()
         self.judge = Judge(self.plan, task, method, self.store, self.seconds)
-        self.saved, self.saving, self.checkpoint_seconds = -1, 0.0, checkpoint_seconds
+        self.saved, self.saving, self.checkpoint_seconds, self.clock = -1, 0.0, checkpoint_seconds, SaveClock()
         self.server_engine: SerialEngine | None = None
         self.participation = self.plan.participation_of(task.clients.sizes)
 
@@ -95,13 +94,14 @@ class Loop:
         return RemainingWork(rounds, self.participation.selected(self.done) if rounds else ())
 
     # ---- before and after ----------------------------------------------------------------------------------------
-    def restore(self) -> None:
-        """Go back to the last checkpoint of the folder, if there is one; nothing is written."""
+    def restore(self, latest: int | None = None) -> None:
+        """Go back to the last checkpoint of the folder, if there is one, or the last one up to a round; nothing is
+        written."""
         if self.folder is None:
             return
         there = self.folder.read_experiment()
         identity = None if there is None else fingerprint_of(there, self.plan.sets_copies_aside)
-        found, warnings = checkpoint.find_newest(self.folder.checkpoints, self.task.device, identity)
+        found, warnings = checkpoint.find_newest(self.folder.checkpoints, self.task.device, identity, latest)
         if found is not None:
             if found.round > self.plan.rounds:
                 raise FolderError(
@@ -119,7 +119,7 @@ class Loop:
             self.store.restore(found.places)
             self.judge.recall(found.scores)
             self.callbacks.restore(found.followed, found.round)
-        self.lines = self.folder.lines_of(None if found is None else found.round)
+        self.lines = self.folder.lines_of(latest if found is None else found.round)
         self.records = [RoundRecord.loads(line) for line in self.lines]
         read_environment(self.folder.path)  # to know that it can be read
         self.shared = bool(read_json(self.folder.path / TIMING).get("shared"))
@@ -144,11 +144,10 @@ class Loop:
                 self._write_timing()
         self.seconds.add("checkpoints", self.saving)
 
-    def run_rounds(
-        self, engine: Engine, progress: Progress | None = None, tuner: Callable[[], Engine] | None = None
-    ) -> RunInProgress:
+    def run_rounds(self, engine: Engine, progress: Progress | None = None) -> RunInProgress:
         """Run all rounds that are left; the caller trains the clients, the engine here only scores."""
-        last_saved, told = time.monotonic(), self.done
+        told = self.done
+        self.clock.restart()
         try:
             self.call_back()  # of the last round, where the run was killed between it and its callbacks
             while self.rounds_left() > 0:
@@ -156,10 +155,11 @@ class Loop:
                 self.call_back()
                 if progress is not None:
                     progress.round(record)
-                if self.folder is not None and time.monotonic() - last_saved >= self.patience():
+                if self.folder is not None and self.clock.is_due(self.done, self.checkpoint_seconds, self.saving):
                     self.save()
                     self.callbacks.see_checkpoint(self.experiment, self.records, deploy(self.method, self.server))
-                    last_saved, told = time.monotonic(), self.done
+                    self.clock.restart()
+                    told = self.done
         except DivergedError as error:
             if self.folder is not None:
                 self.folder.write_json(DIVERGED, {"round": self.done + 1, "reason": error.message})
@@ -169,10 +169,15 @@ class Loop:
             self.save()
             self.seconds.merge(getattr(engine, "seconds", {}))
             self._write_timing()
+        if told < self.done and self.folder is not None:
+            self.callbacks.see_checkpoint(self.experiment, self.records, deploy(self.method, self.server))
+
+    def conclude(
+        self, engine: Engine, progress: Progress | None = None, tuner: Callable[[], Engine] | None = None
+    ) -> Run:
+        """Judge what was trained, and write the result."""
         identity = self.experiment.fingerprint()
         model, trained = deploy(self.method, self.server), self.server if self.method.deploys_another else None
-        if told < self.done and self.folder is not None:
-            self.callbacks.see_checkpoint(self.experiment, self.records, model)
         final = result(self.records, model, self.plan.evaluate_every, identity, trained)
         final |= self.judge.verdict(engine, tuner, self.server, self.records) | self.callbacks.result()
         if self.folder is not None:
@@ -190,10 +195,6 @@ class Loop:
         if self.callbacks.state.seen < self.done:
             self.callbacks.see_round(self.experiment, self.records, deploy(self.method, self.server))
             self.saved = -1
-
-    def patience(self) -> float:
-        """Return the seconds between checkpoints; 0 asks for one after every round."""
-        return max(self.checkpoint_seconds, SHARE * self.saving) if self.checkpoint_seconds else 0.0
 
     def _write_timing(self) -> None:
         if self.folder is not None:

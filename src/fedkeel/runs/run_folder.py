@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from fedkeel.core.states import write_text
 from fedkeel.errors import FolderError, RunError, explain_os_errors
-from fedkeel.runs.checkpoint import find_newest, list_checkpoints, list_halves, prune, put_aside, remove
+from fedkeel.runs.checkpoint import drop_later, find_newest, list_checkpoints, list_halves, prune, put_aside, remove
 from fedkeel.runs.folder import (
     DIVERGED,
     ENVIRONMENT,
@@ -136,8 +136,11 @@ class RunFolder:
             )
         return found.lines[: done or 0]
 
-    def begin(self, lines: Sequence[str]) -> None:
-        """Go on after these lines; later ones, and a half-written last one, are cut off."""
+    def begin(self, lines: Sequence[str], drops_later: bool = False) -> None:
+        """Go on after these lines; later ones, and a half-written last one, are cut off. Later checkpoints are put
+        aside, or dropped where they are whole."""
+        if drops_later:
+            drop_later(self.checkpoints, len(lines))
         put_aside(self.checkpoints, len(lines))
         sums = list(accumulate(lines, lambda total, line: checksum(f"{line}\n", total), initial=0))
         self.total = sums[-1]

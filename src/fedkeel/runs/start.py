@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -127,6 +128,8 @@ class Place:
     track: Sequence[str | Observer] = ()
     callbacks: Sequence[Callback] = ()
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    stack: Sequence[str] = ()  # the folders of all runs that train as one stack
+    latest: int | None = None  # the round from which the stack goes on
 
     def __post_init__(self) -> None:
         check_name(self.engine)
@@ -141,6 +144,7 @@ class Started(NamedTuple):
     loop: Loop
     engine: Engine
     rounds: RunInProgress
+    conclude: Callable[[], Run]
 
     def drive(self) -> Run:
         """Train all rounds that are left with its own engine."""
@@ -148,8 +152,8 @@ class Started(NamedTuple):
             request = next(self.rounds)
             while True:
                 request = self.rounds.send(self.engine.train(*request))
-        except StopIteration as finished:
-            return finished.value
+        except StopIteration:
+            return self.conclude()
         finally:
             self.rounds.close()  # where training failed, the run still writes its checkpoint
 
@@ -182,15 +186,16 @@ class Prepared:
                 before = read_environment(loop.folder.path)
                 made_of |= {name: before.get(name) for name in ("functions", "init")}
             # first, so that every run tells `fedkeel resume` how it is made
-            loop.folder.write_json(ENVIRONMENT, made_with | asked | made_of)
+            stack = {"stack": list(on.stack)} if on.stack else {}
+            loop.folder.write_json(ENVIRONMENT, made_with | asked | made_of | stack)
             loop.folder.write_experiment(loop.experiment.save())
-            loop.folder.begin(loop.lines)
+            loop.folder.begin(loop.lines, on.latest is not None)
             source = loop.plan.source
             title = source.title if isinstance(source, Problem) else source.dataset
             loop.folder.write_json(CLIENTS, {"problem": title, "sizes": loop.task.problem.data.sizes.tolist()})
         if progress is not None:
             progress.started(loop.experiment, loop.done, engine.name)
-        return Started(loop, engine, loop.run_rounds(engine, progress, tuner))
+        return Started(loop, engine, loop.run_rounds(engine, progress), partial(loop.conclude, engine, progress, tuner))
 
 
 def prepare(
@@ -232,7 +237,7 @@ def prepare(
     if not made:
         check_new(loop)
     before = None if folder is None else folder.read_experiment()
-    loop.restore()
+    loop.restore(on.latest)
     if folder is not None and loop.done:
         if before != experiment.save():  # more rounds are asked for
             warn_of_stop(folder.path, loop.callbacks.stopped, plan.rounds)

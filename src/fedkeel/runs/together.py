@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from fedkeel.engines.engine import ClientOutcome, RoundRequest
-from fedkeel.engines.machine import device_of, read_precision
+from fedkeel.engines.machine import delay_signals, device_of, read_precision
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.stacked.joint import JointEngine, joinable
 from fedkeel.errors import FedkeelError, RequestError, RunError, explain_typos
@@ -30,6 +31,7 @@ from fedkeel.runs.following import Given, find_callbacks
 from fedkeel.runs.loop import Progress
 from fedkeel.runs.observers import Observer, as_list
 from fedkeel.runs.progress_line import follow
+from fedkeel.runs.save_clock import SaveClock, find_common_rounds
 from fedkeel.runs.start import CHECKPOINT_SECONDS, Place, Started, require_experiment, session, start
 from fedkeel.text import in_one_line
 
@@ -99,8 +101,11 @@ def run_together(
     found, kind = device_of(device), read_precision(dtype)
     place = Place("stacked", found, kind, None, keep_params, checkpoint_seconds, command, *followers)
     with in_turn(), session(place.device) as closing:
-        given = zip(experiments, out or nothing, watching, strict=True)
-        begun = refuse_without_room([start_alone(*one, place, closing) for one in given])
+        folders = out or nothing
+        names = [Path(folder).name for folder in folders if folder is not None]
+        places = [replace(place, stack=names, latest=round) for round in find_common_rounds(folders)]
+        given = zip(experiments, folders, watching, places, strict=True)
+        begun = refuse_without_room([start_alone(*one, closing) for one in given])
         started = [one for one in begun if isinstance(one, Started)]
         driven = iter(drive_together(started, closing) if started else [])
         return [next(driven) if isinstance(one, Started) else one for one in begun]
@@ -177,28 +182,49 @@ def drive_together(started: Sequence[Started], closing: contextlib.ExitStack) ->
     joint = JointEngine(engines)
     results: list[Run | Exception | None] = [None] * len(started)
     asking: dict[int, RoundRequest] = {}
+    ended: list[int] = []
+    clock = SaveClock()
 
     def advance(run: int, answer: Any) -> None:
         asking.pop(run, None)
         rounds = started[run].rounds
         try:
             asking[run] = rounds.throw(answer) if isinstance(answer, Exception) else rounds.send(answer)
-        except StopIteration as finished:
-            results[run] = finished.value
+        except StopIteration:
+            ended.append(run)
         except Exception as error:
             results[run] = keep_error(error)
         for one in asking:
             started[one].loop.together = len(asking)
 
+    def conclude() -> None:
+        """Write the results of runs that ended, after a checkpoint of all others: who has a result is not trained
+        again, and the others never need it in their stack."""
+        for run in ended:
+            for other in asking:
+                if started[other].loop.done == started[run].loop.done:
+                    with contextlib.suppress(FedkeelError):  # its own next checkpoint tells
+                        started[other].loop.save()
+        while ended:
+            run = ended.pop(0)
+            try:
+                results[run] = started[run].conclude()
+            except Exception as error:
+                results[run] = keep_error(error)
+
     for run, one in enumerate(started):
         closing.callback(one.rounds.close)
-        one.loop.together = len(started)
+        one.loop.together, one.loop.clock = len(started), clock
         advance(run, None)
+    conclude()
     while asking:
         behind = min(request.round for request in asking.values())
         now = {run: request for run, request in asking.items() if request.round == behind}
-        for run, answer in train_round(joint, now).items():
-            advance(run, answer)
+        answers = train_round(joint, now)
+        with delay_signals():  # all runs of the stack end the round
+            for run, answer in answers.items():
+                advance(run, answer)
+        conclude()
     return [result for result in results if result is not None]
 
 

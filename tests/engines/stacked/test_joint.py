@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,6 +30,8 @@ from fedkeel.engines.stacked.joint import JointEngine, joinable
 from fedkeel.errors import RequestError, RunError
 from fedkeel.methods import build
 from fedkeel.problems.task import Task
+from fedkeel.runs.loop import Loop
+from fedkeel.runs.save_clock import find_common_rounds
 from problems import model_for
 
 RATES = (0.1, 0.03)
@@ -405,3 +409,67 @@ def test_every_client_keeps_all_its_steps(lengths: list[int]) -> None:
         covered = {step for cut in plan if client < cut.clients for step in range(cut.first, cut.last)}
         assert set(range(length)) <= covered
     assert [cut.first for cut in plan[1:]] == [cut.last for cut in plan[:-1]]
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed_at(save: int, monkeypatch: pytest.MonkeyPatch, asked: Sequence[fk.Experiment], places: list[Path]) -> bool:
+    """Train until checkpoint number `save` is to be written, and nothing after it; whether there were so many."""
+    write, count = Loop.save, [0]
+
+    def stop(self: Loop) -> None:
+        if self.saved == self.done:
+            return
+        count[0] += 1
+        if count[0] == save:
+            monkeypatch.setattr(Loop, "_write_timing", lambda _: None)  # nor is anything else written then
+            raise Killed
+        if count[0] < save:
+            write(self)
+
+    monkeypatch.setattr(Loop, "save", stop)
+    try:
+        fk.run_together(asked, out=places, dtype=torch.float64, checkpoint_seconds=0)
+    except Killed:
+        return True
+    finally:
+        monkeypatch.undo()
+    return False
+
+
+def test_a_stack_that_is_killed_between_its_checkpoints_goes_on_with_the_same_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its arithmetic may depend on who is in the stack. One run ends early; all are killed at each checkpoint."""
+    asked = [experiment(seed, rounds=rounds) for seed, rounds in ((0, 3), (1, 2), (2, 3))]
+    whole = finals(fk.run_together(asked, dtype=torch.float64))
+    train, stacks = JointEngine.train, list[tuple[int, list[int]]]()
+
+    def noted(self: JointEngine, requests: Any) -> Any:
+        (round,) = {request.round for request in requests.values()}
+        stacks.append((round, sorted(self.engines[run].training.seed for run in requests)))
+        return train(self, requests)
+
+    kills = 0
+    while killed_at(kills + 1, monkeypatch, asked, places := [tmp_path / f"{kills}-{n}" for n in range(3)]):
+        kills += 1
+        monkeypatch.setattr(JointEngine, "train", noted)
+        resumed = fk.run_together(asked, out=places, dtype=torch.float64, checkpoint_seconds=0)
+        assert difference(finals(resumed), whole) == 0.0
+        assert not [*tmp_path.rglob("damaged-*")]
+    assert kills == 8
+    assert {(round, tuple(seeds)) for round, seeds in stacks} == {(0, (0, 1, 2)), (1, (0, 1, 2)), (2, (0, 2))}
+
+
+def test_runs_that_were_not_trained_as_one_stack_go_on_from_their_own_checkpoints(tmp_path: Path) -> None:
+    asked, places = [experiment(0), experiment(1)], [tmp_path / "a", tmp_path / "b"]
+    for one, place, rounds in zip(asked, places, (2, 1), strict=True):
+        fk.run(one.with_(rounds=rounds), out=place, engine="stacked", dtype=torch.float64)
+        (place / "result.json").unlink()
+    assert find_common_rounds(places) == [None, None]
+    told: list[int] = []
+    follower = SimpleNamespace(started=lambda _, done, __: told.append(done), round=id, finished=id)
+    fk.run_together(asked, out=places, dtype=torch.float64, progress=[follower, follower])
+    assert told == [2, 1]
