@@ -398,7 +398,16 @@ def test_a_perturbation_of_a_gradient_that_it_does_not_ask_for_is_refused(untrai
     assert "needs_gradient = fk.Loss()" in line
 
 
-@pytest.mark.parametrize("own", [rule("Moves", step=moves), rule("Climbs", step=climbs, needs_gradient=fk.Loss())])
+def remembers(self, tree, client, at):
+    return 0.1 * (tree + client["mine"]).unit(), client
+
+
+REMEMBERS = rule("Remembers", step=remembers, client_slots=own_slot)
+
+
+@pytest.mark.parametrize(
+    "own", [rule("Moves", step=moves), rule("Climbs", step=climbs, needs_gradient=fk.Loss()), REMEMBERS]
+)
 def test_one_that_adds_to_nothing_or_asks_for_it_is_not(own):
     run(fk.method("own", perturb=[own], weights=fk.Uniform()))
 

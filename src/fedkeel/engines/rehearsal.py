@@ -74,12 +74,17 @@ def rehearse_rounds(method: Method, watched: Method, task: Task) -> None:
 
 def check_climbs(method: Method, task: Task, client: Rehearsal) -> None:
     """Refuse a rule that begins a perturb chain and turns what it is given into a perturbation, but asks for no
-    gradient: it would be given zeros, and perturb nothing. One that adds to what it is given may have nothing yet."""
+    gradient: it would be given zeros, and perturb nothing. One that has something else to go by may have it later:
+    a slot that is no longer zero, a model that has moved."""
     params, zero = task.initial, task.initial.scalar(0.0)
-    state, whole = init_round(method, params) | client.state, zero.to(torch.int64)
-    at = Local(params, params, client.message, None, zero + 1, whole, whole + 1, whole)
+    some, whole = params.ones(), zero.to(torch.int64)
+
+    def fill(slots: State) -> State:
+        return {name: slot.ones() if isinstance(slot, Tree) else slot for name, slot in slots.items()}
+
+    state = fill(init_round(method, params) | client.state)
+    at = Local(params + some, params, fill(client.message), None, zero + 1, whole, whole + 1, whole)
     for rule in (phase.perturb[0] for phase in method.phases if phase.perturb and phase.ascends is None):
-        some = params.ones()
         made, of_nothing = (rule.step(tree, state, at)[0].buffer for tree in (some, params.zeros()))
         if not of_nothing.any() and made.any() and not torch.equal(made, some.buffer):
             raise MethodError(
