@@ -22,6 +22,7 @@ from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.caveats import judged_as, machines, unfair
 from fedkeel.studies.compare import Comparison, common_target, cost_to, mean_and_std, paired_differences, write_rounds
+from fedkeel.studies.publish import write_latex
 from fedkeel.studies.run_groups import group_runs
 from problems import small_problem
 
@@ -61,6 +62,38 @@ def test_what_is_no_list_of_runs_is_refused_in_a_line():
     for target, line in (("0.5", "is a number, not '0.5'"), (float("nan"), "nan"), (75, "hint: 75 % is 0.75")):
         with pytest.raises(fk.RequestError, match=line):
             fk.compare([run], target=target)
+
+
+def measured(method, seed, **values):
+    """A run with values of measures by round."""
+    run = made(method, seed, [0.5] * len(next(iter(values.values()))))
+    for number, record in enumerate(run.records):
+        record.extra.update({name: each[number] for name, each in values.items()})
+    return run
+
+
+def test_runs_are_compared_by_another_measure_of_theirs():
+    ours = [measured("fedavg", 0, f1=[0.2, 0.6, 0.5], ece=[0.3, 0.1, 0.2])]
+    ours += [measured("fedsam", 0, f1=[0.3, 0.5, 0.7], ece=[0.5, 0.4, 0.3])]
+    by_f1, by_ece = (fk.compare(ours, measure=name).document() for name in ("f1", "ece"))
+    assert [one["best"]["mean"] for one in by_f1["methods"]] == [0.6, 0.7]
+    assert [one["last"]["mean"] for one in by_f1["methods"]] == [0.5, 0.7]
+    assert [one["best"]["mean"] for one in by_ece["methods"]] == [0.1, 0.3]  # of errors the lowest
+    assert (by_f1["judged_on"], by_f1["target"], by_ece["target"]) == ("f1", 0.6, 0.3)  # what both reached
+    assert [one["cost"]["rounds"] for one in by_f1["methods"]] == [2, 3]
+    assert [one["cost"]["rounds"] for one in by_ece["methods"]] == [1, 3]
+    assert fk.compare(ours).document()["judged_on"] == "accuracy"
+    bold = {name: write_latex(fk.compare(ours, measure=name)).split(r"\mathbf")[0] for name in ("f1", "ece")}
+    assert "fedsam" in bold["f1"]
+    assert "fedsam" not in bold["ece"]
+    with pytest.raises(fk.RequestError, match="no run has the measure: auc"):
+        fk.compare(ours, measure="auc")
+
+
+def test_a_run_without_the_measure_has_no_number():
+    some = fk.compare([measured("fedavg", 0, f1=[0.2]), made("fedsam", 0, [0.9])], measure="f1").document()
+    assert [one["best"]["mean"] for one in some["methods"]] == [0.2, None]
+    assert some["methods"][1]["difference"] is None
 
 
 def test_the_baseline_is_also_found_by_the_name_under_which_its_runs_were_made():

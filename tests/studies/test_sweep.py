@@ -484,6 +484,16 @@ def test_a_sweep_without_a_validation_sample_says_so(fedkeel):
     assert "every setting of fedavg failed: no client has a validation sample" in done.err
 
 
+def test_the_runs_of_a_sweep_measure_what_is_asked_and_are_compared_by_it(fedkeel):
+    assert swept(fedkeel, SWEEP, "--metrics", "f1", "--json").code == 0
+    done = fedkeel("compare", "runs", "--measure", "f1", "--json")
+    found = json.loads(done.out)
+    assert (found["judged_on"], [one["label"] for one in found["methods"]]) == ("f1", ["fedavg", "fedprox"])
+    assert all(0 < one["last"]["mean"] < 1 for one in found["methods"])
+    refused = swept(fedkeel, SWEEP, "--metrics", "f1", "--on", "ray")
+    assert (refused.code, refused.err.splitlines()[0][:17]) == (2, "error: --metrics ")
+
+
 # ---- optimisers ----
 def test_each_optimiser_is_tuned_on_its_own_rates():
     swept = {"grid": {"optimizer": ["sgd", "adamw", {"name": "muon", "scale": "original"}]}, "methods": {"fedavg": {}}}

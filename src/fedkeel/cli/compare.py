@@ -47,6 +47,7 @@ def form_of(json: bool, latex: bool, csv: bool) -> str:
     "fedkeel compare runs/comparison",
     "fedkeel compare runs/a runs/b --target 0.75",
     "fedkeel compare runs/comparison --baseline fedavg --latex > table.tex",
+    "fedkeel compare runs/comparison --measure f1",
 )
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders that hold several.")],
@@ -54,6 +55,9 @@ def compare(
         float | None, option(metavar="ACC", help="An accuracy such as 0.75, or a loss; default: what all reach.")
     ] = None,
     baseline: Baseline = None,
+    measure: Annotated[
+        str | None, option(metavar="NAME", help="Compare by f1, or whatever --metrics measured; default: accuracy.")
+    ] = None,
     json: Json = False,
     latex: Latex = False,
     csv: Csv = False,
@@ -70,7 +74,7 @@ def compare(
     from fedkeel.studies.caveats import code_of, edited_between
     from fedkeel.studies.choice import read_choice
     from fedkeel.studies.compare import check_target
-    from fedkeel.studies.run_groups import group_runs
+    from fedkeel.studies.run_groups import by_measure, group_runs
 
     form = form_of(json, latex, csv)
     choices = {folder: read_choice(folder) for folder in folders}
@@ -79,7 +83,7 @@ def compare(
     tuned = {key for choice in choices.values() if choice for key in choice.tuned}
     paths = list(dict.fromkeys(path.resolve() for folder in folders for path in found[folder]))
     runs = [load_run(path) for path in paths]
-    groups = group_runs(runs)
+    groups = by_measure(group_runs(runs), measure)
     if again := len(runs) - sum(len(group.runs) for group in groups):
         what = "run is" if again == 1 else "runs are"
         note(f"{again} {what} of an experiment and seed given later, and left out")
@@ -172,9 +176,9 @@ def show_cost(made: Comparison) -> None:
     measure = measure_of(groups)
     if measure is None:
         return
-    aim = (
-        f"{100 * target:.2f} % accuracy" if measure == "accuracy" else f"a {measure.replace('_', ' ')} of {target:.4g}"
-    )
+    words = measure.replace("_", " ")
+    aim = f"a {words} of {target:.4g}" if measure.endswith("loss") else f"{words} = {target:.4g}"
+    aim = f"{100 * target:.2f} % accuracy" if measure == "accuracy" else aim
     shown = table(["method!", "reached>", "rounds>", "sent>", "time>", "clients' gradients>"], f"to {aim}")
     some = False
     for group in groups:

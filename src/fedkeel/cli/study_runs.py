@@ -80,6 +80,8 @@ def open_cluster(on: str, machine: Machine) -> contextlib.AbstractContextManager
         return contextlib.nullcontext()
     from fedkeel.studies.ray_cluster import ALONE, hire
 
+    if machine.metrics:
+        raise RequestError("--metrics are measured here, and not by runs on ray.", "leave --on or --metrics out")
     if machine.engine in ALONE:
         raise RequestError(
             f"--on ray gives each run one worker, and --engine {machine.engine} spreads a run over many.",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedkeel.cli.callbacks import Metrics, read_metrics
 from fedkeel.cli.compare import Baseline, Csv, Latex, TargetAccuracy, form_of, show
 from fedkeel.cli.console import complain, describe_score, in_json, note, stdout, table
 from fedkeel.cli.options import Device, Engine, NoProgress, On, Precision, StudyFolder, Trusting, Workers
@@ -42,6 +43,7 @@ def sweep(
     on: On = "here",
     target: TargetAccuracy = None,
     baseline: Baseline = None,
+    metrics: Metrics = "",
     trust: Trusting = False,
     json: Json = False,
     latex: Latex = False,
@@ -72,7 +74,7 @@ def sweep(
     data = read_file(find_preset(file), "give a .toml file with the keys of an experiment, [grid] and [methods.NAME]")
     asked = Sweep.load(data, trust=trust)
     note_new_default(asked.base)
-    machine = Machine(engine, workers, device, precision)
+    machine = Machine(engine, workers, device, precision, metrics=read_metrics(metrics))
     cluster = open_cluster(on, machine)
     check_baseline(asked, baseline)
     fetch([str(asked.base.get("dataset"))], not no_progress)

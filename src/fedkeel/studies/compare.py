@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from fedkeel.analysis.intervals import Interval, Seeds, list_differences, paired_interval
 from fedkeel.errors import RequestError, explain_typos, require_known
+from fedkeel.problems.metrics import lower_is_better
 from fedkeel.runs.environment import keep_one_place
 from fedkeel.runs.finished_run import Run, load_run
 from fedkeel.runs.folder import folder_name
 from fedkeel.runs.record import judged_on, make_frame
 from fedkeel.studies import cost_to_target as cost
 from fedkeel.studies.caveats import edited_between, place_of
-from fedkeel.studies.run_groups import NUMBERS, RunGroup, group_runs, measure_of
+from fedkeel.studies.run_groups import NUMBERS, RunGroup, by_measure, group_runs, measure_of
 from fedkeel.typed_values import show_value
 from fedkeel.written_values import check_accuracy, check_loss
 
@@ -143,9 +144,15 @@ LIST = "fk.compare([run, another]), or their folders"
 
 @explain_typos("fk.compare")
 def compare(
-    runs: Sequence[Run | str | PathLike[str]], *, baseline: str | None = None, target: float | None = None
+    runs: Sequence[Run | str | PathLike[str]],
+    *,
+    baseline: str | None = None,
+    target: float | None = None,
+    measure: str | None = None,
 ) -> Comparison:
     """Hold runs, or folders of runs, against each other; the baseline is the first method unless one is named.
+
+    They are compared by what they are judged on, accuracy or loss, or by another `measure` of theirs, such as "f1".
 
     The log names code of one's own that was edited between runs, and means that leave seeds out; the document has them
     under `edited` and `gaps`.
@@ -159,7 +166,7 @@ def compare(
         if not isinstance(run, Run | str | PathLike):
             raise RequestError(f"runs and folders of runs are compared, not {show_value(run)}.", LIST)
     found = [run if isinstance(run, Run) else load_run(run) for run in given]
-    groups = group_runs(found)
+    groups = by_measure(group_runs(found), measure)
     made = Comparison.of(groups, baseline, check_target(target, groups))
     for told in (*edited_between(made.groups), *made.gaps):
         log.warning("%s", told)
@@ -168,7 +175,7 @@ def compare(
 
 def check_target(target: Any, groups: Sequence[RunGroup]) -> float | None:
     """Return a target that runs can be held to, or None; an accuracy is a share, a loss any number."""
-    return (check_loss if str(measure_of(groups)).endswith("loss") else check_accuracy)(target)
+    return (check_accuracy if measure_of(groups) in ("accuracy", None) else check_loss)(target)
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
@@ -183,7 +190,8 @@ def cost_to(group: RunGroup, target: float) -> MeanCost | None:
     Seconds are those of the runs on one machine and engine, of which there are most.
     """
     runs = group.runs.values()
-    costs = [cost.cost_to(r.records, target, judged_on(r.records) or "accuracy", r.plan.evaluate_every) for r in runs]
+    names = [group.measure or judged_on(run.records) or "accuracy" for run in runs]
+    costs = [cost.cost_to(r.records, target, name, r.plan.evaluate_every) for r, name in zip(runs, names, strict=True)]
     found = [(run, one) for run, one in zip(runs, costs, strict=True) if one is not None]
     if not found:
         return None
@@ -200,7 +208,7 @@ def write_rounds(mean: float) -> str:
 
 def common_target(groups: Sequence[RunGroup]) -> float:
     """Find what every run reached: the lowest of their best accuracies, or the highest of their best losses."""
-    worst = min if measure_of(groups) in ("accuracy", None) else max
+    worst = max if lower_is_better(measure_of(groups) or "accuracy") else min
     return worst((value for group in groups for value in group.values("best").values()), default=0.0)
 
 

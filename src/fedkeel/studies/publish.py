@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedkeel.analysis.intervals import Interval, paired_p_value
+from fedkeel.problems.metrics import lower_is_better
 from fedkeel.studies.compare import Comparison, mean_and_std, pair
 from fedkeel.studies.run_groups import NUMBERS, measure_of
 
@@ -86,7 +87,7 @@ def scale_and_form(made: Comparison) -> tuple[float, str]:
 
 def title_columns(made: Comparison, parts: Sequence[str]) -> list[str]:
     """The titles of columns, with the number of rounds that a mean of last is over, where all runs have the same."""
-    over = {run.result.get("mean_last_over", "") for group in made.groups for run in group.runs.values()}
+    over = {result.get("mean_last_over", "") for group in made.groups for result in group.results.values()}
     rounds = f" {over.pop()}" if len(over) == 1 else ""
     return [(NUMBERS[part] + (rounds if part == "mean_last" else "")).rstrip() for part in parts]
 
@@ -98,7 +99,8 @@ def write_latex(made: Comparison) -> str:
     tops = {part: "" if (top := find_top(rows, part, measure)) is None else f"{top:{form}}" for part in parts}
     seeds = sorted({row.seeds for row in rows})
     span = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    unit = "accuracy in %" if measure == "accuracy" else "loss" if measure else "accuracies and losses"
+    words = "loss" if measure in ("loss", "test_loss") else str(measure).replace("_", " ")
+    unit = "accuracy in %" if measure == "accuracy" else words if measure else "accuracies and losses"
     counted = () if made.is_even else ("Seeds", "Pairs")
     base = " ".join(made.baseline.label.split())
     lines = [
@@ -123,7 +125,7 @@ def find_top(rows: Sequence[Row], part: str, measure: str | None) -> float | Non
     """The best mean of a column over all seeds; none where runs are judged on different things."""
     whole = [row for row in rows if row.is_whole(part)] if measure else []
     means = [mean for row in whole if (mean := row.numbers[part][0]) is not None]
-    return (max if measure == "accuracy" else min)(means, default=None)
+    return (min if measure and lower_is_better(measure) else max)(means, default=None)
 
 
 def write_cell(mean: float | None, std: float | None, form: str, top: str) -> str:

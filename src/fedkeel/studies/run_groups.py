@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from fedkeel.errors import require_known
 from fedkeel.problems.policy import POLICY, leave_out_defaults
 from fedkeel.runs.environment import compared_as
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.record import judged_on
+from fedkeel.runs.record import RoundRecord, judged_on, summarise
 from fedkeel.text import write_settings
 from fedkeel.typed_values import flatten, name_keys
 
@@ -20,11 +21,13 @@ NUMBERS = {"best": "Best", "last": "Last", "mean_last": "Mean of last", "reporte
 
 @dataclass(frozen=True)
 class RunGroup:
-    """The runs of one method with one setting, by seed; runs with other seeds that were `asked` for have failed."""
+    """The runs of one method with one setting, by seed; runs with other seeds that were `asked` for have failed. They
+    are compared by a `measure`, or by what they are judged on."""
 
     label: str
     runs: dict[int, Run]
     asked: Sequence[int] = ()
+    measure: str | None = None
 
     @property
     def seeds(self) -> list[int]:
@@ -32,14 +35,21 @@ class RunGroup:
 
     def values(self, name: str) -> dict[int, float]:
         """Return a number of the result of each seed: best, last, mean_last or reported."""
-        found = {seed: run.result.get(name) for seed, run in self.runs.items()}
+        found = {seed: result.get(name) for seed, result in self.results.items()}
         return {seed: float(value) for seed, value in found.items() if value is not None}
 
     @property
     def gaps(self) -> list[str]:
         """Say which of its means leave seeds out."""
-        known = {seed: run.result for seed, run in self.runs.items()}
+        known = self.results
         return name_gaps(self.label, [(seed, known.get(seed, {})) for seed in self.seeds])
+
+    @property
+    def results(self) -> dict[int, Mapping[str, Any]]:
+        """The result of each seed, of the measure by which runs are compared."""
+        if self.measure is None:
+            return {seed: run.result for seed, run in self.runs.items()}
+        return {s: summarise(run.records, run.plan.evaluate_every, self.measure) for s, run in self.runs.items()}
 
 
 def name_gaps(label: str, results: Sequence[tuple[int, Mapping[str, Any]]]) -> list[str]:
@@ -117,8 +127,21 @@ def _setting(run: Run, name: str, runs: Sequence[Run]) -> list[str]:
 
 def measures_of(groups: Sequence[RunGroup]) -> set[str]:
     """Find what runs are judged on; those that have nothing yet are judged on nothing."""
-    found = {judged_on(run.records) for group in groups for run in group.runs.values() if run.records}
+    found = {group.measure or judged_on(run.records) for group in groups for run in group.runs.values() if run.records}
     return {name for name in found if name is not None}
+
+
+def by_measure(groups: Sequence[RunGroup], measure: str | None) -> list[RunGroup]:
+    """The same groups, compared by another measure of their runs; by what they are judged on without one."""
+    if measure is not None:
+        records = [record for group in groups for run in group.runs.values() for record in run.records]
+        known = dict.fromkeys(name for record in records for name in ("accuracy", "loss", *record.extra))
+        require_known(measure, [name for name in known if any_of(records, name)], "no run has the measure", "measures")
+    return [replace(group, measure=measure) for group in groups]
+
+
+def any_of(records: Sequence[RoundRecord], measure: str) -> bool:
+    return any(record.measure(measure) is not None for record in records)
 
 
 def measure_of(groups: Sequence[RunGroup]) -> str | None:
