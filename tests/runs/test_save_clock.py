@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,36 @@ def test_a_stack_that_went_back_to_its_start_may_be_killed_again(
     assert [list_names(place) for place in places] == [[], []]
     for experiment, place in zip(ASKED, places, strict=True):
         assert fk.run(experiment, out=place).records[-1].round == 4
+
+
+@pytest.mark.parametrize(("signals", "ended"), [(1, [2, 2]), (2, [2, 1])])
+def test_an_interrupted_stack_ends_its_round_unless_it_is_interrupted_again(
+    signals: int, ended: list[int], tmp_path: Path
+) -> None:
+    def interrupt(at: fk.Moment) -> None:
+        for _ in range(signals if len(at.records) == 2 else 0):
+            signal.raise_signal(signal.SIGINT)
+
+    places = [tmp_path / "a", tmp_path / "b"]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a process in the background has not
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fk.run_together(ASKED, out=places, callbacks=interrupt)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [list_names(place) for place in places] == [[f"{round:08d}.safetensors"] for round in ended]
+
+
+def test_a_run_that_cannot_be_saved_when_another_one_ends_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = Loop.save
+
+    def fail(self: Loop) -> None:
+        if self.plan.rounds == 4 and self.done == 2:
+            raise OSError("no answer from the disk")
+        save(self)
+
+    monkeypatch.setattr(Loop, "save", fail)
+    runs = fk.run_together([ASKED[0].with_(rounds=2), ASKED[1]], out=[tmp_path / "a", tmp_path / "b"])
+    assert [isinstance(run, fk.Run) and run.records[-1].round for run in runs] == [2, 4]

@@ -77,8 +77,8 @@ def processor() -> str:
 
 
 @contextlib.contextmanager
-def delay_signals() -> Iterator[None]:
-    """Delay the signals that end a run until the block is done.
+def delay_signals(once: bool = False) -> Iterator[None]:
+    """Delay the signals that end a run until the block is done; but only `once`, so that a second one ends the block.
 
     Not by a mask: the system would hand them to another thread (a progress display has one), and Python to this one.
     """
@@ -86,12 +86,23 @@ def delay_signals() -> Iterator[None]:
         yield
         return
     late: list[int] = []
-    old = {number: signal.signal(number, lambda n, _: late.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, _: object) -> None:
+        late.append(number)
+        if once and len(late) > 1:
+            late.clear()
+            restore()
+            signal.raise_signal(number)
+
+    def restore() -> None:
+        for number, handler in old.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in old.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        restore()
         for caught in late:
             signal.raise_signal(caught)
 
