@@ -114,3 +114,14 @@ def test_rows_that_are_not_those_asked_for_are_refused_before_training(told):
     with pytest.raises(fk.DataError, match=told):
         train(clients=Rows(LOST[told]))
     assert train(clients=Rows(lambda at: at)).records
+
+
+def test_rows_whose_last_digits_depend_on_their_place_are_trained_on():
+    """As a product of matrices in NumPy gives them: `X[rows] @ W` for features that are made on reading."""
+
+    class Projected(Rows):
+        def rows(self, client, rows):
+            x, y = super().rows(client, rows)
+            return x * (1 + 1e-6 * torch.arange(len(x))[:, None]), y
+
+    assert train(clients=Projected(lambda at: at)).records
