@@ -405,8 +405,21 @@ def remembers(self, tree, client, at):
 REMEMBERS = rule("Remembers", step=remembers, client_slots=own_slot)
 
 
+def grows(self, tree, client, at):
+    return 0.5 * tree + at.message["strength"] * at.message["params"].ones(), client
+
+
+GROWS = rule(
+    "Grows",
+    step=grows,
+    server_slots=lambda self, params: {"strength": params.buffer.new_tensor(0.0)},
+    broadcast=lambda self, message, server: message | {"strength": server["strength"]},
+    remember=lambda self, server: server | {"strength": server["strength"] + 0.1},
+)
+
+
 @pytest.mark.parametrize(
-    "own", [rule("Moves", step=moves), rule("Climbs", step=climbs, needs_gradient=fk.Loss()), REMEMBERS]
+    "own", [rule("Moves", step=moves), rule("Climbs", step=climbs, needs_gradient=fk.Loss()), REMEMBERS, GROWS]
 )
 def test_one_that_adds_to_nothing_or_asks_for_it_is_not(own):
     run(fk.method("own", perturb=[own], weights=fk.Uniform()))

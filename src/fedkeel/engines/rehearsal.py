@@ -79,11 +79,14 @@ def check_climbs(method: Method, task: Task, client: Rehearsal) -> None:
     params, zero = task.initial, task.initial.scalar(0.0)
     some, whole = params.ones(), zero.to(torch.int64)
 
-    def fill(slots: State) -> State:
-        return {name: slot.ones() if isinstance(slot, Tree) else slot for name, slot in slots.items()}
+    def fill(slot: Any) -> Any:
+        if isinstance(slot, Tree):
+            return slot.ones()
+        return torch.ones_like(slot) if isinstance(slot, torch.Tensor) and slot.is_floating_point() else slot
 
-    state = fill(init_round(method, params) | client.state)
-    at = Local(params + some, params, fill(client.message), None, zero + 1, whole, whole + 1, whole)
+    state = {name: fill(slot) for name, slot in (init_round(method, params) | client.state).items()}
+    message = {name: fill(slot) for name, slot in client.message.items()}
+    at = Local(params + some, params, message, None, zero + 1, whole, whole + 1, whole)
     for rule in (phase.perturb[0] for phase in method.phases if phase.perturb and phase.ascends is None):
         made, of_nothing = (rule.step(tree, state, at)[0].buffer for tree in (some, params.zeros()))
         if not of_nothing.any() and made.any() and not torch.equal(made, some.buffer):
