@@ -48,8 +48,8 @@ class Participation:
     """Chooses clients by (seed, round) alone, at a cost that does not grow with how many there are, unless shuffled.
 
     A number of them is drawn anew for each round; "bernoulli:" draws each client by itself. "shuffled:" goes through
-    all clients in passes of ⌊1 / share⌋ rounds, each in an order of its own, and nobody takes part twice in a pass
-    (Malinovsky et al. 2023); those who are left over sit the pass out.
+    all clients in passes, each in an order of its own, and nobody takes part twice in a pass (Malinovsky et al. 2023);
+    those who are left over, too few for a round, sit the pass out.
     """
 
     seed: int
