@@ -102,7 +102,7 @@ def run_together(
     place = Place("stacked", found, kind, None, keep_params, checkpoint_seconds, command, *followers)
     with in_turn(), session(place.device) as closing:
         folders = out or nothing
-        names = [Path(folder).name for folder in folders if folder is not None]
+        names = [Path(folder).name for folder in folders if isinstance(folder, str | PathLike)]
         places = [replace(place, stack=names, latest=round) for round in find_common_rounds(folders)]
         given = zip(experiments, folders, watching, places, strict=True)
         begun = refuse_without_room([start_alone(*one, closing) for one in given])
