@@ -119,7 +119,8 @@ class Loop:
             self.store.restore(found.places)
             self.judge.recall(found.scores)
             self.callbacks.restore(found.followed, found.round)
-        self.lines = self.folder.lines_of(latest if found is None else found.round)
+        start = 0 if checkpoint.list_checkpoints(self.folder.checkpoints) else None
+        self.lines = self.folder.lines_of(start if found is None else found.round)
         self.records = [RoundRecord.loads(line) for line in self.lines]
         read_environment(self.folder.path)  # to know that it can be read
         self.shared = bool(read_json(self.folder.path / TIMING).get("shared"))

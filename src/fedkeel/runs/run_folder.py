@@ -136,11 +136,13 @@ class RunFolder:
             )
         return found.lines[: done or 0]
 
-    def begin(self, lines: Sequence[str], drops_later: bool = False) -> None:
-        """Go on after these lines; later ones, and a half-written last one, are cut off. Later checkpoints are put
-        aside, or dropped where they are whole."""
-        if drops_later:
-            drop_later(self.checkpoints, len(lines))
+    def begin(self, lines: Sequence[str], latest: int | None = None) -> None:
+        """Go on after these lines; later ones, and a half-written last one, are cut off. Later checkpoints are damaged,
+        and put aside; those after the round `latest` are dropped, since the run makes them again."""
+        if latest is not None:
+            if not lines:
+                remove(self.path / TIMING)  # or its checkpoints would count as lost
+            drop_later(self.checkpoints, max(latest, len(lines)))
         put_aside(self.checkpoints, len(lines))
         sums = list(accumulate(lines, lambda total, line: checksum(f"{line}\n", total), initial=0))
         self.total = sums[-1]

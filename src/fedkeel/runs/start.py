@@ -189,7 +189,7 @@ class Prepared:
             stack = {"stack": list(on.stack)} if on.stack else {}
             loop.folder.write_json(ENVIRONMENT, made_with | asked | made_of | stack)
             loop.folder.write_experiment(loop.experiment.save())
-            loop.folder.begin(loop.lines, on.latest is not None)
+            loop.folder.begin(loop.lines, on.latest)
             source = loop.plan.source
             title = source.title if isinstance(source, Problem) else source.dataset
             loop.folder.write_json(CLIENTS, {"problem": title, "sizes": loop.task.problem.data.sizes.tolist()})

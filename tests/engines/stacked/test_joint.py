@@ -383,6 +383,7 @@ def test_other_data_and_other_networks_of_ones_own_are_named() -> None:
         ((experiment(seed) for seed in (0, 1)), {}, "takes a list of experiments, not generator"),
         ([experiment(0), experiment(1)], {"out": "zz"}, "takes a list of folders, not str"),
         ([experiment(0), experiment(1)], {"out": ["a", Path("b/../a")]}, "two experiments were given the folder"),
+        ([experiment(0), experiment(1)], {"out": [1, "b"]}, "the path of a folder, not int"),
         ([experiment(0), experiment(1)], {"progress": [None]}, "1 followers were given for 2 experiments"),
         ([experiment(0), experiment(1)], {"progress": True}, "takes a list of followers, not bool"),
     ],
