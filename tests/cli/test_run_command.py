@@ -245,8 +245,8 @@ def test_a_signal_while_a_round_is_put_away_waits_until_it_is(tmp_path, monkeypa
                 os.kill(os.getpid(), signal.SIGINT)
                 time.sleep(0.01)
 
-    def watched(self):
-        restore(self)
+    def watched(self, *given):
+        restore(self, *given)
         self.records = Records(self.records)
 
     experiment = fk.Experiment(dataset="digits", model="logistic", method="scaffold", rounds=3, epochs=1)

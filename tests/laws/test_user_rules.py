@@ -267,11 +267,15 @@ class Vectors(fk.Rule, stackable=True):
         return update, server | {"vector": 0.1 * vector, "server_table": more}
 
 
+class ClimbingVectors(Vectors, stackable=True):
+    needs_gradient = fk.Loss()
+
+
 @pytest.mark.parametrize(
     ("place", "stage", "length"),
     [("gradient", "start", 2), ("gradient", "step", 3), ("gradient", "finish", 3), ("perturb", "step", 2)],
 )
 def test_a_vector_that_clients_share_stays_a_vector_of_each(place, stage, length):
-    parts = {place: Vectors(stage, length)}
+    parts = {place: (ClimbingVectors if place == "perturb" else Vectors)(stage, length)}
     one, other = (tensors(trained(parts, engine).server) for engine in ("serial", "stacked"))
     assert all(torch.allclose(*pair, rtol=0, atol=1e-12) for pair in zip(one, other, strict=True))

@@ -26,9 +26,9 @@ from fedkeel.papers.verdicts import judge
 from fedkeel.runs import environment
 from fedkeel.runs.checkpoint import Checkpoint
 from fedkeel.runs.experiment import Experiment
-from fedkeel.runs.loop import Loop
 from fedkeel.runs.prepare import problem_of
 from fedkeel.runs.record import RoundRecord
+from fedkeel.runs.save_clock import SaveClock
 
 ROOT = Path(__file__).parents[2]
 TINY = {
@@ -398,7 +398,7 @@ def test_what_an_interrupted_run_has_reached_is_kept(tmp_path, monkeypatch):
 
 
 def test_a_finished_run_keeps_one_checkpoint_and_goes_on_from_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(Loop, "patience", lambda loop: 0.0)  # a checkpoint after every round
+    monkeypatch.setattr(SaveClock, "is_due", lambda *_: True)  # a checkpoint after every round
     asked = [*CELL, "--set", "method=scaffold", "--ledger", str(tmp_path / "ledger.jsonl"), "--out", str(tmp_path)]
     for rounds in ("2", "4"):
         assert call([*asked, "--rounds", rounds]) == 0
