@@ -65,7 +65,7 @@ def test_a_diverged_run_holds_nobody_back(end: int, saved: list[int], common: in
 def test_a_stack_that_is_not_written_as_one_is_none(stack: object, tmp_path: Path) -> None:
     places = [leave(tmp_path / name, [3], 3) for name in "ab"]
     for place in places:
-        (place / "environment.json").write_text(json.dumps({"stack": stack}), encoding="utf-8")
+        (place / "environment.json").write_text(json.dumps({"stack": stack, "engines": stack}), encoding="utf-8")
     assert len(find_common_rounds(places)) == 2
 
 

@@ -68,8 +68,9 @@ def find_common_rounds(folders: Sequence[str | PathLike[str] | None]) -> list[in
 
 def read_unfinished(place: Path) -> Unfinished:
     saved = {round_of(path) for path in list_checkpoints(place / "checkpoint")}
-    sessions = read_environment(place).get("engines", ())
-    return Unfinished(saved, len(rounds_in(place).lines), len(sessions) == 1, (place / DIVERGED).exists())
+    sessions = read_environment(place).get("engines")
+    fresh = isinstance(sessions, list) and len(sessions) == 1
+    return Unfinished(saved, len(rounds_in(place).lines), fresh, (place / DIVERGED).exists())
 
 
 def find_common(runs: Sequence[Unfinished]) -> int | None:
