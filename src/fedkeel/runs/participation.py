@@ -36,7 +36,7 @@ def count_selected(share: float, clients: int) -> int:
     return max(1, int(share * clients + 1e-9))
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=8)
 def shuffle(of: int, count: int) -> NDArray[np.int64]:
     """The numbers below `count` in an order drawn at random; kept, since each round of a pass asks for it."""
     order: NDArray[np.int64] = np.argsort(bits(of, count), kind="stable")
