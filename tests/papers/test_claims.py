@@ -110,6 +110,12 @@ def test_seeds_that_were_added_after_a_look_widen_the_interval(seeds, looks):
     assert (f", {looks} looks)" in write_row(found)[3]) == (looks > 1)
 
 
+def test_the_side_that_was_looked_at_most_often_says_how_often():
+    name, table, column = GAIN
+    lines = rows(table, column, SpecGradFilter=[70.0, 60.0, 80.0, 65.0], FedAvg=[50.0, 40.5, 60.0])
+    assert finding(name, lines, column).interval.looks == 2
+
+
 def test_seeds_are_paired_where_both_have_them_and_else_not():
     name, table, column = GAIN
     lines = rows(table, column, SpecGradFilter=[70.0, 60.0, 80.0], FedAvg=[50.0, 40.5, 60.0])

@@ -210,6 +210,9 @@ def test_a_batch_that_is_not_full_is_a_gradient_too():
 def test_costs_follow_gradient_evaluations():
     plain, sam = cell(), cell(experiment=dict(TINY) | {"method": {"name": "fedsam"}})
     assert gradient_evaluations(sam) == 2 * gradient_evaluations(plain) == 4 * gradient_evaluations(sam, 3) / 2
+    once, often = (cell(experiment=dict(TINY) | {"method": {"name": "fedala", "passes": n}}) for n in (1, 11))
+    more = gradient_evaluations(often) - gradient_evaluations(once)  # each pass is over four fifths of the data
+    assert more == 8 * gradient_evaluations(plain) / TINY["epochs"]
     known = [replace(entry_of(plain, run_of(plain, rounds=3), {}), seconds=30.0)]
     assert seconds_like(plain, known) == pytest.approx(60.0)
     assert seconds_like(sam, known) == pytest.approx(120.0)

@@ -399,6 +399,27 @@ def test_calibrated_and_distilled_losses():
 
 
 # ---- personal ------------------------------------------------------------------------------------------------------
+def passes_until_rest(losses, threshold):
+    """After how many passes FedALA's W rests."""
+    own, sent = tree(w=[0.0]), tree(w=[2.0])
+    rule = fk.LearnMerge(1.0, passes=len(losses), threshold=threshold)
+    client = {"own_head": own, "merge": own.ones()} | rule.client_slots(own)
+    for number, loss in enumerate(losses, 1):
+        client = rule.finish({}, client, at(sent)._replace(start=sent, loss=torch.tensor(loss)))[1]
+        if client["merge_rests"] > 0:
+            return number
+    return None
+
+
+def test_fedala_has_converged_when_its_last_ten_losses_vary_less_than_the_threshold():
+    """Not before the eleventh pass; the deviation is that of the ten themselves: 0.05 for 0, 0.1, 0, 0.1, …"""
+    swinging = [0.1 * (number % 2) for number in range(20)]
+    assert passes_until_rest([1.0] * 20, 0.1) == 11
+    assert passes_until_rest(swinging, 0.0501) == 11
+    assert passes_until_rest(swinging, 0.0499) is None
+    assert passes_until_rest([5.0, 4.0, *swinging], 0.0501) == 12
+
+
 def test_fedala_merges_in_part():
     """θ_i = 0, θ_g = 2, gradient 0.3, W = 1: W becomes 0.4 and θ̂ = 0.8."""
     own, sent = tree(w=[0.0]), tree(w=[2.0])
