@@ -23,8 +23,8 @@ from fedkeel.papers.reproduce import name_folder
 from fedkeel.runs import environment, own_code
 from fedkeel.runs.checkpoint import list_checkpoints
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.loop import Loop
 from fedkeel.runs.record import RoundRecord
+from fedkeel.runs.save_clock import SaveClock
 from fedkeel.studies.compare import Comparison
 from fedkeel.studies.publish import make_rows
 from fedkeel.studies.run_groups import RunGroup
@@ -376,7 +376,7 @@ def test_a_full_disk_stops_a_study_and_counts_against_no_candidate(monkeypatch):
 
 @pytest.mark.slow
 def test_a_try_keeps_one_checkpoint_from_which_a_longer_one_goes_on(monkeypatch, tmp_path):
-    monkeypatch.setattr(Loop, "patience", lambda loop: 0.0)  # a checkpoint after every round
+    monkeypatch.setattr(SaveClock, "is_due", lambda *_: True)  # a checkpoint after every round
     exp = fk.Experiment(dataset="digits", model="logistic", method="scaffold", rounds=2)
     study = StudyRuns(Machine("serial"), progress=False)
     for longer in (exp, exp.with_(rounds=4)):
