@@ -1,7 +1,9 @@
 """Trackers with their own libraries and a local store; a missing library is a visible skip."""
 
+import contextlib
 import json
 import sys
+import time
 from itertools import count
 from types import SimpleNamespace
 
@@ -114,21 +116,38 @@ def history_of(records):
 
 
 @pytest.fixture(scope="module")
-def last_wandb_run(tmp_path_factory):
-    """The records of the last offline run; the library reads its variables once per process."""
+def wandb_run(tmp_path_factory):
+    """The records of an offline run by its name; the library reads its variables once per process."""
     pytest.importorskip("wandb", reason="wandb is not installed")
     root = tmp_path_factory.mktemp("wandb")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"MODE": "offline", "DIR": str(root), "SILENT": "true", "CONSOLE": "off"}.items():
             patch.setenv(f"WANDB_{name}", value)
-        yield lambda: list(records_of(max(root.rglob("run-*.wandb"), key=lambda file: file.stat().st_mtime_ns)))
+        yield lambda name: wait_for_wandb_run(root, name)
+
+
+def wait_for_wandb_run(root, name):
+    """The records of a run that has ended: the library's own process may still be writing them."""
+    from google.protobuf.message import DecodeError
+
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        for file in root.rglob("run-*.wandb"):
+            records = []
+            with contextlib.suppress(DecodeError):  # half a record
+                records = list(records_of(file))
+            begun = any(record.run.display_name == name for record in records if record.HasField("run"))
+            if begun and any(record.HasField("exit") for record in records):
+                return records
+        time.sleep(0.1)
+    raise AssertionError(f"the run {name!r} has not ended")
 
 
 @pytest.mark.slow  # the library starts a process of its own
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")
-def test_weights_and_biases_keeps_a_run_on_disk_when_it_is_offline(small, last_wandb_run):
+def test_weights_and_biases_keeps_a_run_on_disk_when_it_is_offline(small, wandb_run):
     run = fk.run(experiment(small), progress=Wandb("first"), track=("drift",), engine="serial")
-    records = last_wandb_run()
+    records = wandb_run("first")
     rows = history_of(records)
     assert [row["_step"] for row in rows] == [1, 2, 3]
     for name in ("accuracy", "update/cosine", "bytes_up"):
@@ -141,7 +160,7 @@ def test_weights_and_biases_keeps_a_run_on_disk_when_it_is_offline(small, last_w
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")
-def test_weights_and_biases_is_told_of_a_failure(small, last_wandb_run):
+def test_weights_and_biases_is_told_of_a_failure(small, wandb_run):
     rounds = count(1)
 
     def fail_in_the_second(seen):
@@ -151,7 +170,7 @@ def test_weights_and_biases_is_told_of_a_failure(small, last_wandb_run):
 
     with pytest.raises(RuntimeError, match="lost"), Several([Wandb("broken")]) as progress:
         fk.run(experiment(small), progress=progress, track=(fail_in_the_second,), engine="serial")
-    records = last_wandb_run()
+    records = wandb_run("broken")
     assert [row["_step"] for row in history_of(records)] == [1]
     assert [record.exit.exit_code for record in records if record.HasField("exit")] == [1]
 
