@@ -402,7 +402,16 @@ def remembers(self, tree, client, at):
     return 0.1 * (tree + client["mine"]).unit(), client
 
 
+def goes_between(self, tree, client, at):
+    return 0.1 * (tree + client["mine"] - client["other"]).unit(), client
+
+
+def two_slots(self, params):
+    return {"mine": params.zeros(), "other": params.zeros()}
+
+
 REMEMBERS = rule("Remembers", step=remembers, client_slots=own_slot)
+BETWEEN = rule("GoesBetween", step=goes_between, client_slots=two_slots)
 
 
 def grows(self, tree, client, at):
@@ -419,7 +428,7 @@ GROWS = rule(
 
 
 @pytest.mark.parametrize(
-    "own", [rule("Moves", step=moves), rule("Climbs", step=climbs, needs_gradient=fk.Loss()), REMEMBERS, GROWS]
+    "own", [rule("Moves", step=moves), rule("Climbs", step=climbs, needs_gradient=fk.Loss()), BETWEEN, REMEMBERS, GROWS]
 )
 def test_one_that_adds_to_nothing_or_asks_for_it_is_not(own):
     run(fk.method("own", perturb=[own], weights=fk.Uniform()))

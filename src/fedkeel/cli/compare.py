@@ -177,8 +177,10 @@ def show_cost(made: Comparison) -> None:
     if measure is None:
         return
     words = measure.replace("_", " ")
-    aim = f"a {words} of {target:.4g}" if measure.endswith("loss") else f"{words} = {target:.4g}"
-    aim = f"{100 * target:.2f} % accuracy" if measure == "accuracy" else aim
+    if measure == "accuracy":
+        aim = f"{100 * target:.2f} % accuracy"
+    else:
+        aim = f"a {words} of {target:.4g}" if measure.endswith("loss") else f"{words} = {target:.4g}"
     shown = table(["method!", "reached>", "rounds>", "sent>", "time>", "clients' gradients>"], f"to {aim}")
     some = False
     for group in groups:

@@ -246,7 +246,7 @@ def list_fields(kind: Any) -> set[str]:
 
 def check_keys(data: Mapping[str, Any], methods: Sequence[Any], trust: Trust) -> None:
     """Unknown keys name the nearest known one, or the part that they are a field of."""
-    known = {field.name for field in fields(Experiment)}
+    known = list_fields(Experiment)
     for word in data:
         if word not in known:
             hint = nearest(word, known, "keys")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,9 +80,13 @@ def check_climbs(method: Method, task: Task, client: Rehearsal) -> None:
     params, zero = task.initial, task.initial.scalar(0.0)
     some, whole = params.ones(), zero.to(torch.int64)
 
+    numbers = count(1)
+
     def fill(slot: Any) -> Any:
-        if isinstance(slot, Tree):  # with numbers that no other slot has, whose difference would be zero
-            return Tree(torch.linspace(0.3, 0.9, slot.buffer.numel()).to(slot.buffer).view_as(slot.buffer), slot.layout)
+        if isinstance(slot, Tree):  # each with other numbers: the difference of two slots is not zero
+            number, buffer = next(numbers), slot.buffer
+            some = number * torch.linspace(0.3, 0.9, buffer.numel()) ** number
+            return Tree(some.to(buffer).view_as(buffer), slot.layout)
         return torch.ones_like(slot) if isinstance(slot, torch.Tensor) and slot.is_floating_point() else slot
 
     state = {name: fill(slot) for name, slot in (init_round(method, params) | client.state).items()}

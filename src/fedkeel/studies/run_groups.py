@@ -136,11 +136,13 @@ def by_measure(groups: Sequence[RunGroup], measure: str | None) -> list[RunGroup
     if measure is not None:
         records = [record for group in groups for run in group.runs.values() for record in run.records]
         known = dict.fromkeys(name for record in records for name in ("accuracy", "loss", *record.extra))
-        require_known(measure, [name for name in known if any_of(records, name)], "no run has the measure", "measures")
+        require_known(
+            measure, [name for name in known if is_measured(records, name)], "no run has the measure", "measures"
+        )
     return [replace(group, measure=measure) for group in groups]
 
 
-def any_of(records: Sequence[RoundRecord], measure: str) -> bool:
+def is_measured(records: Sequence[RoundRecord], measure: str) -> bool:
     return any(record.measure(measure) is not None for record in records)
 
 
