@@ -47,6 +47,8 @@ class Checkpoint:
     whole: bool = True
     """Whether every byte of its file was checked: older versions left out the header."""
     followed: Followed | None = None
+    captured: Collection[int] = ()
+    """Sizes of stacks that were captured: later stacks are filled up to them, which moves last digits."""
 
     @property
     def files(self) -> set[str]:
@@ -69,6 +71,7 @@ class Checkpoint:
         }
         facts |= {} if self.base is None else {"base": self.base}
         facts |= {} if self.followed is None else {"followed": self.followed.save()}
+        facts |= {"captured": sorted(self.captured)} if self.captured else {}
         write(folder / f"{self.round:08d}.safetensors", arrays | rest, facts)
 
     @staticmethod
@@ -85,7 +88,8 @@ class Checkpoint:
             whole, checks = "check" in facts, dict(facts.get("checks", {}))
             base = None if facts.get("base") is None else str(facts["base"])
             followed = Followed.load(facts["followed"]) if "followed" in facts else None
-            found = Checkpoint(int(facts["round"]), server, places, scores, base, whole, followed)
+            captured = [int(size) for size in facts.get("captured", ())]
+            found = Checkpoint(int(facts["round"]), server, places, scores, base, whole, followed, captured)
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise Damaged(f"{path.name}: {in_one_line(error)}") from error
         if fingerprint not in (None, facts.get("fingerprint", fingerprint)):

@@ -83,6 +83,7 @@ class Loop:
         self.judge = Judge(self.plan, task, method, self.store, self.seconds)
         self.saved, self.saving, self.checkpoint_seconds, self.clock = -1, 0.0, checkpoint_seconds, SaveClock()
         self.server_engine: SerialEngine | None = None
+        self.captured = set[int]()  # sizes of stacks
         self.participation = self.plan.participation_of(task.clients.sizes)
 
     def rounds_left(self) -> int:
@@ -118,6 +119,7 @@ class Loop:
             self.server = {slot: found.server[slot] for slot in self.server if slot in found.server} | found.server
             self.store.restore(found.places)
             self.judge.recall(found.scores)
+            self.captured |= {*found.captured}
             self.callbacks.restore(found.followed, found.round)
         start = 0 if checkpoint.list_checkpoints(self.folder.checkpoints) else None
         self.lines = self.folder.lines_of(start if found is None else found.round)
@@ -135,10 +137,9 @@ class Loop:
         with delay_signals():
             self.folder.sync()
             places, identity = self.store.save(), self.experiment.fingerprint()
-            followed, base = self.callbacks.save(self.folder.checkpoints, identity), self.task.base
-            Checkpoint(self.done, self.server, places, self.judge.tested.unchanged, base, followed=followed).save(
-                self.folder.checkpoints, identity
-            )
+            followed, scores = self.callbacks.save(self.folder.checkpoints, identity), self.judge.tested.unchanged
+            kept = (self.done, self.server, places, scores, self.task.base, True, followed, self.captured)
+            Checkpoint(*kept).save(self.folder.checkpoints, identity)
             checkpoint.prune(self.folder.checkpoints)
             self.saved, self.saving = self.done, time.perf_counter() - began
             if not self.folder.kept_before():

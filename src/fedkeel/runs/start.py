@@ -20,6 +20,7 @@ from fedkeel.engines.engine import Engine, StatesLost
 from fedkeel.engines.machine import check_workers, device_of, read_precision, steady
 from fedkeel.engines.measure import Job, RemainingWork
 from fedkeel.engines.memory import explain_device_errors
+from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.errors import RequestError, explain_typos
 from fedkeel.problems.metrics import Given as Metrics
 from fedkeel.problems.metrics import Metric, find_metrics, name_metrics
@@ -172,6 +173,8 @@ class Prepared:
     def start(self, engine: Engine, choice: Choice, progress: Progress | None, tuner: Callable[[], Engine]) -> Started:
         """Write the engine into the folder, and tell the progress display."""
         loop, on = self.loop, self.on
+        if isinstance(engine, StackedEngine):
+            engine.captured = loop.captured
         loop.seconds.add("setup", time.perf_counter() - self.began)
         if loop.folder is not None:
             engines = [*self.engines, choice.record(loop.done)]

@@ -180,6 +180,11 @@ def drive_together(started: Sequence[Started], closing: contextlib.ExitStack) ->
         log.info("the runs are made one after another: their models or the preparation of their data differ")
         return [drive_alone(one) for one in started]
     joint = JointEngine(engines)
+    captured = set[int]().union(*(one.loop.captured for one in started))
+    for engine in (joint.stacked, *engines):
+        engine.captured = captured
+    for one in started:
+        one.loop.captured = captured
     results: list[Run | Exception | None] = [None] * len(started)
     asking: dict[int, RoundRequest] = {}
     ended: list[int] = []

@@ -464,6 +464,46 @@ def test_a_stack_that_is_killed_between_its_checkpoints_goes_on_with_the_same_ru
     assert {(round, tuple(seeds)) for round, seeds in stacks} == {(0, (0, 1, 2)), (1, (0, 1, 2)), (2, (0, 2))}
 
 
+@pytest.fixture
+def filled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Stacks are filled up to sizes that were captured, as on a GPU: round and size of each."""
+    train, sizes = StackedEngine.train_stack, list[tuple[int, int]]()
+
+    def noted(self: StackedEngine, sender: Any, round: int, clients: Sequence[int], states: Any) -> Any:
+        sizes.append((round, len(clients)))
+        return train(self, sender, round, clients, states)
+
+    monkeypatch.setattr(StackedEngine, "captures", property(lambda _: True, lambda *_: None), raising=False)
+    monkeypatch.setattr(StackedEngine, "train_stack", noted)
+    return sizes
+
+
+def test_a_resumed_run_fills_up_its_stacks_as_the_whole_one_does(tmp_path: Path, filled: list[tuple[int, int]]) -> None:
+    asked, path = experiment(0, participation="bernoulli:0.5", rounds=8), tmp_path / "run"
+    run = fk.run(asked, engine="stacked", dtype=torch.float64)
+    whole = filled.copy()
+    assert whole != [(record.round - 1, len(record.selected)) for record in run.records]  # some were filled up
+    filled.clear()
+    for rounds in range(1, 9):
+        fk.run(asked.with_(rounds=rounds), out=path, engine="stacked", dtype=torch.float64)
+    assert filled == whole
+
+
+def test_a_stack_that_shrank_is_filled_up_as_before_when_it_goes_on(
+    tmp_path: Path, filled: list[tuple[int, int]]
+) -> None:
+    asked = [experiment(seed, rounds=rounds) for seed, rounds in ((0, 3), (1, 2), (2, 3))]
+    fk.run_together(asked, dtype=torch.float64)
+    assert filled == [(0, 9), (1, 9), (2, 9)]  # three clients of each run, two runs in the last round
+    filled.clear()
+    places = [tmp_path / str(one.seed) for one in asked]
+    with pytest.MonkeyPatch.context() as patch:
+        assert killed_at(7, patch, asked, places)
+    assert filled == [(0, 9), (1, 9), (2, 9)]
+    fk.run_together(asked, out=places, dtype=torch.float64, checkpoint_seconds=0)
+    assert filled[3:] == [(2, 9)]
+
+
 def test_runs_that_were_not_trained_as_one_stack_go_on_from_their_own_checkpoints(tmp_path: Path) -> None:
     asked, places = [experiment(0), experiment(1)], [tmp_path / "a", tmp_path / "b"]
     for one, place, rounds in zip(asked, places, (2, 1), strict=True):

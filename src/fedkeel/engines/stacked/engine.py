@@ -85,7 +85,7 @@ class StackedEngine:
         self.scan = partial(drop_finished, self.graphs if task.device.type == "cuda" else scan_steps)
         self.together, self.described = together, task.module is None
         self.captures = task.device.type == "cuda"  # a number of clients not seen before costs seconds
-        self.captured: set[int] = set()
+        self.captured: set[int] = set()  # decides how many copies fill up a stack: a run's checkpoint keeps it
         self.form: State | None = None  # of a client's report
         self.seconds = Clock()
 
