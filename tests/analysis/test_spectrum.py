@@ -151,3 +151,13 @@ def test_one_client_is_refused(tree):
         band_drift(Tree(tree.buffer[:1], tree.layout))
     with pytest.raises(fk.RequestError, match="at least one band"):
         band_edges(10, 0)
+
+
+def test_the_variance_of_all_layers_is_the_mean_over_those_that_have_the_band():
+    """A layer too short for a band has no variance there: it does not count as one without."""
+    tree = draw(5, {"long": (40,), "short": (2,)})
+    layers = torch.stack([*band_variance(tree, BANDS).values()])
+    there = ~layers.isnan()
+    assert not there.all()
+    expected = [float(column[some].mean()) for column, some in zip(layers.T, there.T, strict=True)]
+    assert summarise_bands(tree, BANDS)["variance"] == pytest.approx(expected, rel=1e-12)

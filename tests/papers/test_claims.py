@@ -10,8 +10,9 @@ import pytest
 from for_each import for_each
 
 import fedkeel as fk
+from fedkeel.analysis.intervals import paired_interval
 from fedkeel.cli.main import call
-from fedkeel.papers import PAPERS, QUESTIONS, find, ledger
+from fedkeel.papers import PAPERS, QUESTIONS, claim_verdicts, find, ledger
 from fedkeel.papers.claim_verdicts import decide_claims
 from fedkeel.papers.claims import EXPECTED, find_claimed_tracks, read_claims
 from fedkeel.papers.claims_page import find_full_length, page, write_row
@@ -367,3 +368,24 @@ def test_the_command_writes_the_page(tmp_path, capsys):
         assert "results/ledger.jsonl" not in text
     assert call(["reproduce", "claims", "--list"]) == 0
     assert "claims:fsa-headline" in capsys.readouterr().out
+
+
+def test_spectra_over_more_seeds_than_a_look_has_allow_for_it():
+    """The same numbers miss half as often, so the interval of four seeds is wider than Student's of 95 %."""
+    lines = looked_at(*({"30": [first, 2.0, 2.0, 1.0]} for first in (8.0, 8.5, 9.0, 9.5)))
+    band, half = low_band(lines)
+    assert band.interval == paired_interval([4.0, 4.25, 4.5, 4.75], 2)
+    assert half.interval.looks == 2
+    assert low_band(lines[:3])[0].interval.looks == 1
+
+
+def test_what_is_counted_is_the_first_side_over_the_second(monkeypatch):
+    """SAM takes two gradients a step where FedAvg takes one: a claim of half as many would be contradicted."""
+    column = "cifar10, 0.1"
+    sam, plain = (CELLS["fedfft:1", row, column] for row in ("FedSAM", "FedAvg"))
+    known = read_claims()["fft-light"]
+    for terms, expected in ((((1, sam), (-1, plain)), 2.0), (((1, plain), (-1, sam)), 0.5)):
+        one = replace(known.differences[0], terms=terms, reported=expected)
+        monkeypatch.setattr(claim_verdicts, "read_claims", lambda one=one: {"made": replace(known, differences=(one,))})
+        (decision,) = decide_claims([])
+        assert (decision.verdict, decision.findings[0].interval.mean) == ("confirmed", expected)

@@ -86,3 +86,23 @@ def test_verdicts_take_the_noise_of_repeated_runs_until_a_cell_has_seeds_enough(
     third = entry(FEDAVG, FEDAVG.reported - 3, 2)
     assert judge([FEDAVG], [*pair, third, *noisy])[0].verdict == "differs"  # three seeds say themselves that they agree
     assert judge([replace(FEDAVG, spread=2.0)], [*pair, third])[0].verdict == "within seed noise"
+
+
+def test_runs_of_another_length_are_not_identical():
+    """A seed that was run for 800 and for 900 rounds ended at other accuracies: that is no noise."""
+    longer = entry(FEDAVG, 79.0, rounds=900)
+    assert NoiseOfLedger([entry(FEDAVG, 70.0), longer]).of(FEDAVG).identical is None
+    again = NoiseOfLedger([entry(FEDAVG, 70.0), entry(FEDAVG, 71.0), longer]).of(FEDAVG).identical
+    assert (again.values, again.groups, again.std) == (2, 1, pytest.approx(sqrt(0.5)))
+
+
+def test_every_target_has_noise_of_its_own():
+    """The noise of rounds to one target says nothing of those to another, in whatever order both are asked for."""
+    lines = [
+        entry(FEDAVG, 70.0, bests=[[90, 60.0], [400, 70.0]]), entry(FEDAVG, 70.0, 1, bests=[[110, 60.0], [400, 70.0]])
+    ]  # fmt: skip
+    early, late = (replace(FEDAVG, kind="rounds", target=target) for target in (60.0, 70.0))
+    for first, second in ((early, late), (late, early)):
+        noise = NoiseOfLedger(lines)
+        found = {cell.target: noise.of(cell).std for cell in (first, second)}
+        assert found == {60.0: pytest.approx(sqrt(0.02)), 70.0: pytest.approx(0.0)}

@@ -429,3 +429,28 @@ def test_fedala_merges_in_part():
     assert fk.BeginMerged().start(sent, state, {})[0]["w"].item() == pytest.approx(0.8)
     moved = fk.Merge(("w",)).step(sent.zeros(), state, at(sent))[0]
     assert (sent + moved)["w"].item() == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("rule", "slot", "sent", "gain"),
+    [(fk.AdmmPerturbation(0.1), "s", "mu_i", 0.1), (fk.MomentumVariates(gamma=1.0), "c", "c_i", 1.0)],
+)
+def test_what_all_participants_share_is_the_mean_of_theirs_whatever_their_weights(rule, slot, sent, gain):
+    """FedSMOO's s and FedMoSWA's c are plain means over clients, also where updates are averaged by size."""
+    theirs = stacked([3.0, 0.0], [0.0, 3.0])
+    told = reports(weights=[0.9, 0.1], population=2.0) | {sent: theirs, "c_moved": theirs, "delta": theirs}
+    server = {name: tree(w=[0.0, 0.0]) for name in ("s", "c")}
+    _, after = rule.server_step(tree(w=[0.0, 0.0]), server, told)
+    mean = torch.tensor([1.5, 1.5], dtype=torch.float64)
+    near(after[slot]["w"], (gain * (mean / mean.norm() if slot == "s" else mean)).tolist())
+
+
+def test_averaged_moments_stay_a_mean_where_weights_do_not_sum_to_one():
+    """q-FedAvg's and FedNova's weights are no shares: moments on which all clients agree stay as they are."""
+    rule = fk.LocalMomentum(moments="average")
+    told = reports(weights=[0.5, 2.5], local_momentum_count=[4.0, 4.0])
+    told |= {"local_momentum": stacked([1.0, 2.0], [1.0, 2.0])}
+    server = {"local_momentum": tree(w=[0.0, 0.0]), "local_momentum_count": ZERO}
+    _, after = rule.server_step(tree(w=[0.0, 0.0]), server, told)
+    near(after["local_momentum"]["w"], [1.0, 2.0])
+    near(after["local_momentum_count"], 4.0)

@@ -8,9 +8,11 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 import fedkeel as fk
 from fedkeel.errors import FolderError
+from fedkeel.runs.checkpoint import Checkpoint, find_newest, list_checkpoints, round_of
 from fedkeel.runs.loop import Loop
 from fedkeel.runs.record import RoundRecord
 from fedkeel.runs.save_clock import find_common_rounds
@@ -166,3 +168,29 @@ def test_a_run_that_cannot_be_saved_when_another_one_ends_stops_nobody(
     monkeypatch.setattr(Loop, "save", fail)
     runs = fk.run_together([ASKED[0].with_(rounds=2), ASKED[1]], out=[tmp_path / "a", tmp_path / "b"])
     assert [isinstance(run, fk.Run) and run.records[-1].round for run in runs] == [2, 4]
+
+
+def test_the_newest_checkpoint_up_to_a_round_may_be_that_of_the_round(tmp_path: Path) -> None:
+    """All runs of a stack go on from the last round that each of them has: that round itself counts."""
+    for round in (1, 2, 3):
+        Checkpoint(round, {"params": fk.Tree.of({"w": torch.full((2,), float(round))})}, {}).save(tmp_path, "f")
+    for latest in (1, 2, 3):
+        found, warnings = find_newest(tmp_path, latest=latest)
+        assert found is not None
+        assert (found.round, warnings) == (latest, [])
+        assert found.server["params"]["w"].tolist() == [latest, latest]
+
+
+def test_when_a_run_of_a_stack_ends_the_others_have_a_checkpoint_of_that_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has a result is not trained again: the others must never need it in their stack, whatever the clock says."""
+    places, seen = [tmp_path / "a", tmp_path / "b"], []
+
+    def note(at: fk.Moment) -> None:
+        if len(at.records) == 3:  # of the longer run alone
+            saved = [round_of(path) for path in list_checkpoints(places[1] / "checkpoint")]
+            seen.append((saved, (places[0] / "result.json").exists()))
+
+    fk.run_together([ASKED[0].with_(rounds=2), ASKED[1]], out=places, callbacks=note, checkpoint_seconds=10**6)
+    assert seen == [([2], True)]

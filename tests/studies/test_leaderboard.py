@@ -424,3 +424,19 @@ def test_what_the_readme_says_of_the_fair_table_is_what_its_lines_have():
     for (setting, method), head in (rows | {(cnn, "fedavg"): "| small CNN, Fashion-MNIST | FedAvg |"}).items():
         cells = [ahead(setting, method, measure) for measure in ("last", "averaged")]
         assert " | ".join([head[:-2], *(f"+{c.mean:.2f} ({c.low:.2f} … {c.high:.2f})" for c in cells)]) in guide
+
+
+def test_a_target_is_reached_by_the_model_that_is_trained_and_not_by_its_average():
+    pairs = ((1, 0.9, 0.4), (2, 0.9, 0.5), (3, 0.9, 0.7))
+    records = [RoundRecord(t, [0], 1.0, 0.0, 7, 1, 1, 1.0, ema, extra={"plain_accuracy": own}) for t, ema, own in pairs]
+    found = score_of(final_run(records, result={"best": 0.9, "last": 0.9}), 0.6)
+    assert (found["rounds_to_target"], found["gradients_to_target"]) == (3, 21)
+    assert score_of(final_run(records, result={"best": 0.9, "last": 0.9}), 0.8)["rounds_to_target"] is None
+
+
+def test_a_target_that_all_of_two_runs_reached_was_reached_by_two_of_three_seeds():
+    """A run that failed reached nothing."""
+    board = Leaderboard.load(BOARD | {"seeds": [7, 8, 9]})
+    scores = [{"last": 0.5, "megabytes": 1.0, "rounds_to_target": 4, "gradients_to_target": 8}] * 2
+    made = replace(line(board, "fedavg", [0.5, 0.5, 0.5]), seeds=[7, 9], scores=scores)
+    assert "| 4 (2 of 3) | 8 |" in write_page(board, [made])

@@ -307,3 +307,10 @@ def test_a_partition_of_the_users_own_may_repeat_samples_unless_it_says_otherwis
 
     assert may_repeat(Own())  # type: ignore[arg-type]
     assert not may_repeat(Once())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", range(8))
+def test_a_client_that_has_its_share_to_the_sample_gets_no_more(key):
+    """As α → 0 a class goes to one client: who got the first class is full, and the second goes to the other."""
+    part = Dirichlet(1e-6, 2, form="class-wise", min_size=0).divide(np.repeat([0, 1], 50), key)
+    assert part.sizes.tolist() == [50, 50]
