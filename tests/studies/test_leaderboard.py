@@ -409,17 +409,19 @@ def test_what_the_readme_says_of_the_fair_table_is_what_its_lines_have():
         return f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f})"
 
     net, cnn = "resnet20-cifar10", "cnn-fashion-mnist"
-    told = {method: tell(ahead(net, method)) for method in ("specgradfilter", "feddyn", "fedavg")}
-    assert sum(setting == net for setting, _ in lines) == 4
+    names = {
+        "specgradfilter+feddyn": "FedDyn with SpecGradFilter's filter", "specgradfilter": "SpecGradFilter",
+        "feddyn": "FedDyn", "fedavg": "FedAvg", "scaffold": "SCAFFOLD",
+    }  # fmt: skip
+    assert {method for setting, method in lines if setting == net} == {"keel", *names}
+    filtered, *others = (f"{name}'s by {tell(ahead(net, method))}" for method, name in names.items())
     assert (
-        "On ResNet-20, where four have been run, the model that keel trains ends above SpecGradFilter's by "
-        + ("{specgradfilter}, FedDyn's by {feddyn}, and FedAvg's by {fedavg}.".format(**told))
-        in said
-    )
+        "On ResNet-20, where six have been run, the model that keel trains ends above that of "
+        f"{filtered.replace(chr(39) + 's by', ' by')}, {', '.join(others[:-1])} and {others[-1]}."
+    ) in said
     small = ahead(cnn, "fedavg")
     assert f"it is {small.mean:.2f} ahead of FedAvg's ({small.low:.2f} to {small.high:.2f}): not told apart" in said
 
-    names = {"specgradfilter": "SpecGradFilter", "feddyn": "FedDyn", "fedavg": "FedAvg"}
     rows = {(net, method): f"| ResNet-20, CIFAR-10, 0.1 | {names[method]} |" for method in names}
     for (setting, method), head in (rows | {(cnn, "fedavg"): "| small CNN, Fashion-MNIST | FedAvg |"}).items():
         cells = [ahead(setting, method, measure) for measure in ("last", "averaged")]
