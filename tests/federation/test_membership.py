@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
 
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 import fedkeel as fk
 from fedkeel.cli.main import app as commands
+from fedkeel.core.states import from_arrays, read
 from fedkeel.data import load
 from fedkeel.engines.flower.checks import Terms
 from fedkeel.errors import FolderError, RequestError, RunError
@@ -101,6 +103,23 @@ def test_a_federation_may_grow_but_its_clients_keep_their_numbers(folders):
         go_on(folders, experiment(3))
     with pytest.raises(RequestError, match="membership is fixed or at-start"):
         go_on(folders, experiment(3), clients=4, rule="sometimes")
+
+
+@pytest.mark.parametrize(("method", "mean"), [("scaffold", "c"), ("feddyn", "h")])
+@pytest.mark.parametrize("raised", [False, True])
+def test_what_the_server_knows_of_all_clients_is_their_mean_when_some_join_later(folders, method, mean, raised):
+    """c = mean of c_i, and h = mean of h_i: who joins begins with zero, and those before have a smaller share."""
+    go_on(folders, experiment(2, method), absent=[] if raised else [2])
+    write_site(folders, 3, np.arange(300, 330))
+    clients = 4 if raised else 3
+    _, done = go_on(folders, experiment(3, method), clients=clients)
+    slots = []
+    for file in sorted((folders / "states").rglob("client-*.safetensors")):
+        arrays, facts = read(file)
+        slots.append(from_arrays(arrays, facts["layouts"], "after/")[f"{mean}_i"].buffer)
+    assert len(slots) == clients
+    server = done.server[mean].buffer
+    assert float((server - torch.stack(slots).mean(0)).norm() / server.norm()) < 1e-5
 
 
 def test_a_site_without_samples_does_not_join_until_it_has_some(folders, caplog):

@@ -103,6 +103,12 @@ def start_client(method: Method, message: State, client: State) -> tuple[Tree, S
     return params, client
 
 
+def admit_clients(method: Method, server: State, before: int, now: int) -> State:
+    """Scale the server's means over all clients where their number has changed: those who join have nothing yet."""
+    means = {slot for rule in method.rules for slot in rule.means}
+    return server if now == before else server | {slot: before / now * server[slot] for slot in means}
+
+
 # ---- the client's half ---------------------------------------------------------------------------------------------
 @torch.no_grad()  # rules are never differentiated through; gradient() switches it on for itself
 def local_round(

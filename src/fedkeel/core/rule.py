@@ -72,6 +72,7 @@ class Rule:
     needs_gradient: ClassVar[Objective | None] = None  # first in a perturb chain: whose gradient at w it starts from
     reads: ClassVar[tuple[str, ...]] = ()  # slots that other rules keep; checked when the method is built
     random: ClassVar[bool] = False  # reads `at.key`
+    means: ClassVar[tuple[str, ...]] = ()  # server slots that are means over all clients: they shrink when some join
     asks: ClassVar[tuple[str, ...]] = ()  # facts of a client that are gathered only when asked for: "histogram"
     filters: ClassVar[bool] = False  # makes nothing of nothing: in a perturb chain it follows a rule that perturbs
     optimiser: ClassVar[bool] = False  # turns a direction into a step: the experiment's clip goes in front of it

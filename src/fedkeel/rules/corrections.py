@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -73,6 +74,8 @@ class Variates(Rule):
     c moves by the mean change that clients report, those not selected included.
     """
 
+    means: ClassVar[tuple[str, ...]] = ("c",)
+
     def server_slots(self, params: Tree) -> State:
         return {"c": params.zeros()}
 
@@ -115,6 +118,7 @@ class MomentumVariates(ControlVariates, stackable=True):
     """
 
     gamma: PositiveShare = 0.2
+    means = ()
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         _, client = super().finish(report, client, at)
@@ -137,6 +141,7 @@ class DynamicDual(Rule, stackable=True):
     half: bool = False
     divided: bool = False
     pull: bool = newer_field(True)
+    means = ("h",)
 
     def server_slots(self, params: Tree) -> State:
         return {"h": params.zeros()}
@@ -172,6 +177,7 @@ class DriftCorrection(Rule, stackable=True):
 
     lam: Positive
     mean_size: NonNegative = 0.0
+    means = ("h", "c")
 
     def settled(self, setting: Setting) -> Rule:
         return replace(self, mean_size=setting.mean_size)

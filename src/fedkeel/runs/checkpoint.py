@@ -16,6 +16,8 @@ from pathlib import Path
 import torch
 
 from fedkeel.core.layout import Layout
+from fedkeel.core.method import Method
+from fedkeel.core.round import admit_clients
 from fedkeel.core.rule import State
 from fedkeel.core.states import Damaged, from_arrays, read, read_header, stored_check, to_arrays, write
 from fedkeel.core.trees import Tree
@@ -50,6 +52,9 @@ class Checkpoint:
     captured: Collection[int] = ()
     """Sizes of stacks that were captured: later stacks are filled up to them, which moves last digits."""
 
+    population: int | None = None
+    """How many clients there were in all; older versions did not say."""
+
     @property
     def files(self) -> set[str]:
         """The files that belong to it."""
@@ -72,6 +77,7 @@ class Checkpoint:
         facts |= {} if self.base is None else {"base": self.base}
         facts |= {} if self.followed is None else {"followed": self.followed.save()}
         facts |= {"captured": sorted(self.captured)} if self.captured else {}
+        facts |= {} if self.population is None else {"population": self.population}
         write(folder / f"{self.round:08d}.safetensors", arrays | rest, facts)
 
     @staticmethod
@@ -89,7 +95,9 @@ class Checkpoint:
             base = None if facts.get("base") is None else str(facts["base"])
             followed = Followed.load(facts["followed"]) if "followed" in facts else None
             captured = [int(size) for size in facts.get("captured", ())]
-            found = Checkpoint(int(facts["round"]), server, places, scores, base, whole, followed, captured)
+            population = None if facts.get("population") is None else int(facts["population"])
+            rest = (base, whole, followed, captured, population)
+            found = Checkpoint(int(facts["round"]), server, places, scores, *rest)
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise Damaged(f"{path.name}: {in_one_line(error)}") from error
         if fingerprint not in (None, facts.get("fingerprint", fingerprint)):
@@ -106,6 +114,17 @@ class Checkpoint:
             if checks.get(name) not in (None, check):
                 raise Damaged(f"{name} is not the file that {path.name} names")
         return found
+
+
+def take_up(found: Checkpoint, method: Method, fresh: State, population: int, folder: Path) -> State:
+    """Return the server's state of a checkpoint, its slots in the order of a new run's, for the clients there are."""
+    if missing := [slot for slot in fresh if slot not in found.server]:
+        raise FolderError(
+            f"the checkpoint in {folder} lacks {', '.join(missing)}: another version of the method wrote it.",
+            "go on with the version that its environment.json names, or choose another folder with --out",
+        )
+    server = {slot: found.server[slot] for slot in fresh} | found.server
+    return admit_clients(method, server, found.population or population, population)
 
 
 def check_base(folder: Path, trained_on: str | None, given: str | None) -> None:

@@ -26,7 +26,7 @@ from fedkeel.problems.sound_data import DivergedError, explain_by_data, explain_
 from fedkeel.problems.task import Task
 from fedkeel.runs import checkpoint
 from fedkeel.runs.callbacks import Callback
-from fedkeel.runs.checkpoint import Checkpoint, check_base
+from fedkeel.runs.checkpoint import Checkpoint, check_base, take_up
 from fedkeel.runs.evaluate import Judge, PersonalScores
 from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.finished_run import Run
@@ -116,7 +116,7 @@ class Loop:
                 )
             check_base(self.folder.path, found.base, self.task.base)
             self.done = self.saved = found.round
-            self.server = {slot: found.server[slot] for slot in self.server if slot in found.server} | found.server
+            self.server = take_up(found, self.method, self.server, self.participation.population, self.folder.path)
             self.store.restore(found.places)
             self.judge.recall(found.scores)
             self.captured |= {*found.captured}
@@ -139,7 +139,7 @@ class Loop:
             places, identity = self.store.save(), self.experiment.fingerprint()
             followed, scores = self.callbacks.save(self.folder.checkpoints, identity), self.judge.tested.unchanged
             kept = (self.done, self.server, places, scores, self.task.base, True, followed, self.captured)
-            Checkpoint(*kept).save(self.folder.checkpoints, identity)
+            Checkpoint(*kept, self.participation.population).save(self.folder.checkpoints, identity)
             checkpoint.prune(self.folder.checkpoints)
             self.saved, self.saving = self.done, time.perf_counter() - began
             if not self.folder.kept_before():
