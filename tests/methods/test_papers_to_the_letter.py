@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +14,13 @@ from torch import nn
 
 import fedkeel as fk
 from fedkeel.catalogue.cards import card
+from fedkeel.core.round import broadcast
+from fedkeel.core.trees import Tree
 from fedkeel.methods import build, composition
 from fedkeel.models import build as build_model
 from fedkeel.papers import find
 from fedkeel.rules.layers import weight_layers
+from fedkeel.rules.probes import sketch
 
 SIZES = (1, 2, 6)
 SCHEDULE = [[0, 1], [1, 2], [0, 2], [1, 2]]
@@ -266,3 +271,27 @@ def test_specgradfilter_says_why_its_tables_leave_1_d_tensors_alone() -> None:
     default = {h.name: h.default for h in card("specgradfilter").hyperparameters}["min_dims"]
     about = " ".join(card("specgradfilter").about.split())
     assert chosen == {default} or all(f"tables here set min_dims = {n}" in about for n in chosen)
+
+
+@pytest.mark.parametrize("name", ["fedscam", "fednsam@released"])
+@pytest.mark.parametrize("schedule", [None, "linear"])
+@pytest.mark.parametrize("behind", [(), (fk.ServerMomentum(0.9),)])
+def test_the_last_move_is_that_of_the_model_whatever_the_server_makes_of_updates(
+    name: str, schedule: str | None, behind: tuple[fk.Rule, ...]
+) -> None:
+    """FedSCAM's P(w_t − w_(t−1)), and how FedNSAM's code looks ahead: γ (w_t − w_(t−1))."""
+    plain = build(name)
+    method = replace(plain, name="own", server=(*plain.server, *behind))
+    asked: dict[str, Any] = dict(dataset="digits", model="logistic", partition="iid:clients=4", rounds=4, lr=0.05)
+    done = fk.run(
+        fk.Experiment(method=method, server_schedule=schedule, epochs=1, batch_size=50, **asked),
+        engine="serial", keep_params=True, dtype=torch.float64,
+    )  # fmt: skip
+    assert done.history is not None
+    before, now = (Tree.of(params, done.server["params"].layout) for params in done.history[-2:])
+    message = broadcast(method, done.server)
+    if name == "fedscam":
+        found, wanted = message["last_move"], sketch((now - before).unit(), len(message["last_move"]))
+    else:
+        found, wanted = (message["params"] - now).buffer, 0.85 * (now - before).buffer
+    assert torch.allclose(found, wanted, rtol=1e-9, atol=1e-12)

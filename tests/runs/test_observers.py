@@ -2,9 +2,10 @@
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -25,6 +26,34 @@ ENGINES = ("serial", "stacked")
 def experiment(problem, **changes):
     settings = {"method": "scaffold", "rounds": 7, "participation": 0.5, "epochs": 1, "batch_size": 4, "lr": 0.1}
     return fk.Experiment(problem=problem, **settings | changes)
+
+
+@dataclass(frozen=True)
+class NoteMove(fk.Rule):
+    """Note ‖w_i − w_t‖ where a client ends; change nothing."""
+
+    seen: ClassVar[list[float]] = []
+
+    def finish(self, report, client, at):
+        self.seen.append(float((at.params - at.start).norm()))
+        return report, client
+
+
+@pytest.mark.parametrize("name", ["feddyn", "fedspeed", "fedspeed@released", "fedgmt"])
+def test_drift_is_how_far_clients_moved_whatever_they_send(small, name):
+    """FedSpeed's clients send w_i + h_i: their duals are no moves."""
+    built = fk.METHODS[name]()
+    last = built.phases[-1]
+    noting = replace(last, gradient=(*last.gradient, NoteMove()))
+    asked = experiment(small, method=replace(built, phases=(*built.phases[:-1], noting)), rounds=3, lr=0.05)
+    run = fk.run(asked, engine="serial", track="drift", dtype=torch.float64)
+    moves = NoteMove.seen[-sum(len(record.selected) for record in run.records) :]  # rules are also tried beforehand
+    for record in run.records:
+        own, moves = moves[: len(record.selected)], moves[len(record.selected) :]
+        assert record.drift == pytest.approx(sum(own) / len(own), rel=1e-9)
+        assert record.extra["update/most"] == pytest.approx(max(own), rel=1e-9)
+    stacked = fk.run(asked.with_(method=built), engine="stacked", dtype=torch.float64)
+    assert [r.drift for r in stacked.records] == pytest.approx([r.drift for r in run.records], rel=1e-9)
 
 
 def test_tracking_changes_no_result(small, tmp_path):

@@ -39,6 +39,15 @@ def test_the_gradient_of_a_client_is_the_gradient_of_its_mean_loss(toy):
     assert torch.allclose(mean, subject.gradients.mean().buffer, rtol=1e-12)
 
 
+def test_what_clients_moved_is_not_what_they_sent_of_their_duals(small, tmp_path):
+    """FedSpeed's clients send w_i − w_t + h_i; their dual gains exactly w_i − w_t."""
+    exp = fk.Experiment(problem=small, method="fedspeed", rounds=3, participation=1.0, epochs=1, batch_size=4, lr=0.1)
+    subject = Subject(fk.run(exp, out=tmp_path / "run", engine="serial", dtype=torch.float64))
+    for row, before, outcome in zip(subject.updates.buffer, subject.states, subject.outcomes, strict=True):
+        assert before["h_i"].norm() > 0
+        assert torch.allclose(row, (outcome.state["h_i"] - before["h_i"]).buffer, rtol=1e-9, atol=1e-15)
+
+
 def test_one_more_round_is_the_next_round_of_the_run(small):
     """With every client taking part, the mean update of the subject is the step that a longer run takes."""
     exp = fk.Experiment(problem=small, method="uniform", rounds=2, participation=1.0, epochs=1, batch_size=4, lr=0.1)

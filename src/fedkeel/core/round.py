@@ -6,7 +6,7 @@ client becomes one of many (`lift`), and how a step is repeated (`scan`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +27,7 @@ from fedkeel.core.local_step import (
 )
 from fedkeel.core.method import Method, Phase
 from fedkeel.core.rule import Local, Rule, State
-from fedkeel.core.trees import Tree
+from fedkeel.core.trees import Tree, stack
 from fedkeel.errors import MethodError
 
 
@@ -190,6 +190,21 @@ def local_round(
     report, client = leave(others, report, client, params, began, loss, phase_work.key, drawing)
     told = {name: fact for name, fact in facts.items() if name not in ASKED or name in method.sends}
     return report | told | {"loss": loss}, {name: client[name] for name in lasting} | own
+
+
+def measure_moves(method: Method, reports: State) -> Tensor:
+    """Return the length of each client's move, ‖w_i − w_t‖: a rule that reports more says how long the move was."""
+    lengths: Tensor = reports["moved"] if any(rule.adds for rule in method.rules) else reports["delta"].norm()
+    return lengths
+
+
+def own_moves(method: Method, reports: State, states: Sequence[State]) -> Tree:
+    """Return each client's move, w_i − w_t, where rules report more; `states` are the clients' after the round."""
+    moves: Tree = reports["delta"]
+    for slot in (slot for rule in method.rules for slot in rule.adds):
+        added: Tree = stack([{slot: state[slot]} for state in states])[slot]
+        moves = moves - added
+    return moves
 
 
 # ---- the server's half ---------------------------------------------------------------------------------------------

@@ -73,6 +73,7 @@ class Rule:
     reads: ClassVar[tuple[str, ...]] = ()  # slots that other rules keep; checked when the method is built
     random: ClassVar[bool] = False  # reads `at.key`
     means: ClassVar[tuple[str, ...]] = ()  # server slots that are means over all clients: they shrink when some join
+    adds: ClassVar[tuple[str, ...]] = ()  # client slots that `finish` adds to "delta"; "moved" is its length before
     asks: ClassVar[tuple[str, ...]] = ()  # facts of a client that are gathered only when asked for: "histogram"
     filters: ClassVar[bool] = False  # makes nothing of nothing: in a perturb chain it follows a rule that perturbs
     optimiser: ClassVar[bool] = False  # turns a direction into a step: the experiment's clip goes in front of it

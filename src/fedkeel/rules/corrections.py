@@ -223,6 +223,7 @@ class ActiveDual(Rule, stackable=True):
 
     lam: Positive
     pull: bool = newer_field(True)
+    adds = ("h_i",)
 
     def client_slots(self, params: Tree) -> State:
         return {"h_i": params.zeros()}
@@ -233,7 +234,8 @@ class ActiveDual(Rule, stackable=True):
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         h = client["h_i"] + at.params - at.start
-        return report | {"delta": report["delta"] + h}, client | {"h_i": h}
+        delta: Tree = report["delta"]
+        return report | {"delta": delta + h, "moved": delta.norm()}, client | {"h_i": h}
 
 
 def mean_direction(reports: State, own_steps: bool = False) -> Tree:

@@ -90,10 +90,11 @@ class GlobalDirection(Rule, stackable=True):
 
 @dataclass(frozen=True)
 class AlongMomentum(Rule, stackable=True):
-    """Look ahead along the server's last move m and climb against it: γ m − ρ m / ‖m‖, the same in every step.
+    """Look ahead along the server's momentum m and climb against it: γ m − ρ m / ‖m‖, the same in every step.
 
     gamma = 0 does not look ahead. rho = 0 does not climb. Without a gradient of its own; the first round has no
-    momentum. A reconstruction: the paper's text could not be had.  (FedNSAM, Liu et al. 2025)
+    momentum. m is the last move where the server's rate is 1. A reconstruction: the paper's text could not be had.
+    (FedNSAM, Liu et al. 2025)
     """
 
     gamma: NonNegative = 0.85

@@ -78,13 +78,14 @@ class MeasureAlignment(Rule, stackable=True):
     reads = ("norm",)
 
     def server_slots(self, params: Tree) -> State:
-        return {"last_move": sketch(params.zeros(), self.dimensions)}
+        return {"previous": params}
 
     def client_slots(self, params: Tree) -> State:
         return {"alignment": params.scalar(0.0), "heterogeneity": params.scalar(0.0)}
 
     def broadcast(self, message: State, server: State) -> State:
-        return message | {"last_move": server["last_move"]}
+        move: Tree = server["params"] - server["previous"]
+        return message | {"last_move": sketch(move.unit(), self.dimensions)}
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         pilot = sketch(-tree, self.dimensions)
@@ -97,7 +98,7 @@ class MeasureAlignment(Rule, stackable=True):
         return report | {name: client[name] for name in ("alignment", "heterogeneity")}, client
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        return update, server | {"last_move": sketch(update.unit(), self.dimensions)}
+        return update, server | {"previous": server["params"]}
 
 
 @dataclass(frozen=True)

@@ -138,23 +138,24 @@ class GlobalSharpness(Rule):
 
 @dataclass(frozen=True)
 class StartAhead(Rule):
-    """Send the model ahead along its last move, w_t + γ v, and move it by v = (1 + γ) Δ, while the server keeps w_t.
+    """Send the model ahead along its last move, w_t + γ (w_t − w_(t−1)); it then moves by (1 + γ) Δ.
 
-    gamma = 0 sends w_t and moves by Δ; the first round has no last move. v does not build up: it is no momentum.
+    The server keeps w_t. gamma = 0 sends w_t and moves by Δ; the first round has no last move. Moves do not build up:
+    they are no momentum.
     (FedNSAM's code)
     """
 
     gamma: ShareBelowOne = 0.85
 
     def server_slots(self, params: Tree) -> State:
-        return {"last_move": params.zeros()}
+        return {"previous": params}
 
     def broadcast(self, message: State, server: State) -> State:
-        return message | {"params": message["params"] + self.gamma * server["last_move"]}
+        move = server["params"] - server["previous"]
+        return message | {"params": message["params"] + self.gamma * move}
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        move = (1 + self.gamma) * update
-        return move, server | {"last_move": server["last_move"] | move}
+        return (1 + self.gamma) * update, server | {"previous": server["params"]}
 
 
 @dataclass(frozen=True)

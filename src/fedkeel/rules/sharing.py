@@ -46,7 +46,7 @@ class Confined(Rule, stackable=True):
     private: Patterns
 
     def __post_init__(self) -> None:
-        for trait in ("needs_gradient", "random", "asks", "means", "reads", "stages"):
+        for trait in ("needs_gradient", "random", "adds", "asks", "means", "reads", "stages"):
             object.__setattr__(self, trait, getattr(self.inner, trait))
         object.__setattr__(self, "stands_for", self.inner)
 

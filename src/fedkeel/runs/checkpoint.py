@@ -8,6 +8,7 @@ checkpoint/best-00000038.safetensors            a model that a callback keeps
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import torch
 
 from fedkeel.core.layout import Layout
 from fedkeel.core.method import Method
-from fedkeel.core.round import admit_clients
+from fedkeel.core.round import admit_clients, init_server
 from fedkeel.core.rule import State
 from fedkeel.core.states import Damaged, from_arrays, read, read_header, stored_check, to_arrays, write
 from fedkeel.core.trees import Tree
@@ -25,6 +26,8 @@ from fedkeel.errors import FolderError, RunError, explain_os_errors
 from fedkeel.problems.predictions import Scores
 from fedkeel.runs.kept import FILE, Followed
 from fedkeel.text import in_one_line
+
+log = logging.getLogger("fedkeel")
 
 KEPT = 2  # the last two: one may be damaged
 SERVER = re.compile(r"[0-9]{8,18}\.safetensors")
@@ -116,14 +119,15 @@ class Checkpoint:
         return found
 
 
-def take_up(found: Checkpoint, method: Method, fresh: State, population: int, folder: Path) -> State:
-    """Return the server's state of a checkpoint, its slots in the order of a new run's, for the clients there are."""
-    if missing := [slot for slot in fresh if slot not in found.server]:
-        raise FolderError(
-            f"the checkpoint in {folder} lacks {', '.join(missing)}: another version of the method wrote it.",
-            "go on with the version that its environment.json names, or choose another folder with --out",
-        )
-    server = {slot: found.server[slot] for slot in fresh} | found.server
+def take_up(found: Checkpoint, method: Method, population: int) -> State:
+    """Return the server's state of a checkpoint, its slots in the order of a new run's, for the clients there are.
+
+    A slot that an older version did not keep begins as in a new run.
+    """
+    fresh = init_server(method, found.server["params"], found.server.get("buffers"))
+    for slot in fresh.keys() - found.server.keys():
+        log.warning("the checkpoint of round %d was written without %s, which begins anew", found.round, slot)
+    server = {slot: found.server.get(slot, new) for slot, new in fresh.items()} | found.server
     return admit_clients(method, server, found.population or population, population)
 
 

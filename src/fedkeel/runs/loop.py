@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from fedkeel.core.method import Method
-from fedkeel.core.round import broadcast, deploy, init_server, remember, server_round
+from fedkeel.core.round import broadcast, deploy, init_server, measure_moves, remember, server_round
 from fedkeel.core.rule import State
 from fedkeel.core.trees import all_finite, stack, state_bytes
 from fedkeel.engines.cost import Clock, finite, passes, sent, uploaded
@@ -116,7 +116,7 @@ class Loop:
                 )
             check_base(self.folder.path, found.base, self.task.base)
             self.done = self.saved = found.round
-            self.server = take_up(found, self.method, self.server, self.participation.population, self.folder.path)
+            self.server = take_up(found, self.method, self.participation.population)
             self.store.restore(found.places)
             self.judge.recall(found.scores)
             self.captured |= {*found.captured}
@@ -230,7 +230,7 @@ class Loop:
                 raise explain_server_divergence(server, t + 1)
             loss = float(reports["loss"].to(torch.float64).mean())
             if reports["delta"].layout.size:  # else rules send what clients learned in slots of their own
-                drift = float(reports["delta"].norm().to(torch.float64).mean())
+                drift = float(measure_moves(self.method, reports).to(torch.float64).mean())
             if self.observers:
                 clients = [outcome.client for outcome in kept]
                 states = [client_state(self.method, self.task, outcome.state) for outcome in kept]

@@ -19,7 +19,7 @@ from fedkeel.analysis.filtered import compare_divergence, find_filter
 from fedkeel.analysis.spectrum import BANDS, band_drift, summarise_bands
 from fedkeel.core.contract import FACTS
 from fedkeel.core.method import Method
-from fedkeel.core.round import init_client
+from fedkeel.core.round import init_client, own_moves
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.errors import RequestError, require_known
@@ -60,16 +60,16 @@ def observe_drift(seen: Seen) -> dict[str, float]:
     """
     if not seen.reports["delta"].layout.size:
         return {}
-    found = drift(seen.reports["delta"]).named()
+    found = drift(own_moves(seen.method, seen.reports, seen.states)).named()
     return {f"update/{name}": value for name, value in found.items() if name != "mean"}
 
 
 def observe_spectrum(seen: Seen) -> dict[str, float]:
     """Dist(m) and Std(m) of the clients' updates in ten bands, counted from 1; nothing for a single client."""
-    updates: Tree = seen.reports["delta"]
-    if len(updates.buffer) < 2 or not updates.layout.size:
+    sent: Tree = seen.reports["delta"]
+    if len(sent.buffer) < 2 or not sent.layout.size:
         return {}
-    found = band_drift(updates, BANDS, by_layer=False)
+    found = band_drift(own_moves(seen.method, seen.reports, seen.states), BANDS, by_layer=False)
     distance, deviation = torch.stack([found.distance, found.deviation]).tolist()
     return {f"spectrum/distance/{m}": value for m, value in enumerate(distance, 1)} | {
         f"spectrum/deviation/{m}": value for m, value in enumerate(deviation, 1)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedkeel.analysis.curvature import LossParts
 from fedkeel.analysis.similarity import layer_features
+from fedkeel.core.round import own_moves
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree, stack
 from fedkeel.data.clients import Rows, Sample
@@ -142,13 +143,13 @@ class Subject(Probe):
     @cached_property
     def updates(self) -> Tree:
         """w_i less the model sent after one more round of local training, stacked; of the layers that are sent."""
-        updates: Tree = stack([outcome.report["delta"] for outcome in self.outcomes])
-        if not updates.layout.size:
+        reports = stack([outcome.report for outcome in self.outcomes])
+        if not reports["delta"].layout.size:
             raise RequestError(
                 'a rule of this method leaves "delta" of the reports empty, so what clients learned is not known.',
                 "leave out what is of clients' models: --drift, --cka, --embedding, --clusters",
             )
-        return updates
+        return own_moves(self.method, reports, [outcome.state for outcome in self.outcomes])
 
     # ---- models --------------------------------------------------------------------------------------------------
     def model(self, params: Tree, buffers: Tree | None = None) -> nn.Module:
