@@ -493,6 +493,24 @@ def test_a_client_may_keep_what_is_known_of_it_and_the_server_may_not(slot):
     refused("Keeps", repr(slot), make=lambda: fk.method("own", gradient=keeps, weights=fk.Uniform()))
 
 
+@for_each("declared", ["means", "adds"])
+def test_a_rule_declares_slots_that_it_keeps(declared):
+    keeps = {"server": "mine"} if declared == "means" else {"client": "mine"}
+    assert fk.method("own", gradient=rule("Right", **slots(**keeps), **{declared: ("mine",)}), weights=fk.Uniform())
+    wrong = rule("Wrong", **slots(**keeps), **{declared: ("other",)})
+    refused("Wrong", "'other'", declared, make=lambda: fk.method("own", gradient=wrong, weights=fk.Uniform()))
+
+
+def test_a_rule_that_adds_to_the_delta_says_how_long_it_was(untrained):
+    """Else the drift of a run would be of what clients send."""
+
+    def finish(self, report, client, at):
+        return report | {"delta": report["delta"] + client["mine"]}, client
+
+    adds = rule("Adds", **slots(client="mine"), adds=("mine",), finish=finish)
+    refused("Adds.finish", "how long", make=lambda: run(fk.method("own", gradient=adds, weights=fk.Uniform())))
+
+
 OUT_OF_PLACE = [
     ("personal", fk.BySize(), "weighs clients"),
     ("gradient", fk.BySize(), "weighs clients"),

@@ -228,6 +228,10 @@ def _check_slot_names(rule: Rule) -> None:
                     f"{name_of(rule)} keeps a slot called {slot!r}, which is the name of something else.",
                     f'call it otherwise: "own_{slot}"',
                 )
+    for declared, stage in (("means", "server_slots"), ("adds", "client_slots")):
+        for slot in set(getattr(rule, declared)) - _try_slots(rule, stage).keys():
+            line = f"{name_of(rule)} names {slot!r} in `{declared}`, but keeps no such slot in {stage}."
+            raise MethodError(line, f"name a slot that {stage} returns")
     for slot in _try_slots(rule, "client_slots").keys() & _try_slots(rule, "round_slots").keys():
         raise MethodError(
             f"{name_of(rule)} keeps {slot!r} both in client_slots and in round_slots.",

@@ -86,6 +86,9 @@ class Watched(Rule):
         check_kept_slots(self, "finish", "report", report, reported)
         if "delta" in report:
             check_part(self, "finish", "delta", report["delta"], reported["delta"])
+        if self.stands_for.adds and "delta" in report and "moved" not in reported:
+            line = f"{name_of(self)}.finish adds to the delta, and does not report how long it was before."
+            raise MethodError(line, 'return report | {"delta": …, "moved": report["delta"].norm()}, client | {…}')
         self.told.update(name for name, value in reported.items() if value is not report.get(name))
         for name in reported:
             if name in FACTS and name not in report:

@@ -78,13 +78,13 @@ class MeasureAlignment(Rule, stackable=True):
     reads = ("norm",)
 
     def server_slots(self, params: Tree) -> State:
-        return {"previous": params}
+        return {"last_model": params}
 
     def client_slots(self, params: Tree) -> State:
         return {"alignment": params.scalar(0.0), "heterogeneity": params.scalar(0.0)}
 
     def broadcast(self, message: State, server: State) -> State:
-        move: Tree = server["params"] - server["previous"]
+        move: Tree = server["params"] - server["last_model"]
         return message | {"last_move": sketch(move.unit(), self.dimensions)}
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
@@ -98,7 +98,7 @@ class MeasureAlignment(Rule, stackable=True):
         return report | {name: client[name] for name in ("alignment", "heterogeneity")}, client
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        return update, server | {"previous": server["params"]}
+        return update, server | {"last_model": server["params"]}
 
 
 @dataclass(frozen=True)

@@ -148,14 +148,14 @@ class StartAhead(Rule):
     gamma: ShareBelowOne = 0.85
 
     def server_slots(self, params: Tree) -> State:
-        return {"previous": params}
+        return {"last_start": params}
 
     def broadcast(self, message: State, server: State) -> State:
-        move = server["params"] - server["previous"]
+        move = server["params"] - server["last_start"]
         return message | {"params": message["params"] + self.gamma * move}
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        return (1 + self.gamma) * update, server | {"previous": server["params"]}
+        return (1 + self.gamma) * update, server | {"last_start": server["params"]}
 
 
 @dataclass(frozen=True)
