@@ -188,7 +188,7 @@ def nearest(word: str, known: Iterable[str], what: str) -> str:
     """Hint at the known word nearest to one that is not known, or list all of them."""
     choices, word = sorted(known), word[:WORD]
     bare = {choice.lstrip("-").lower(): choice for choice in choices}  # dashes make all options alike
-    close = difflib.get_close_matches(word.lstrip("-").lower(), bare, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word.lstrip("-").lower(), bare, n=1)
     return f"did you mean {bare[close[0]]!r}?" if close else f"known {what}: {', '.join(choices)}"
 
 

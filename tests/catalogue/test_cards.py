@@ -202,6 +202,14 @@ def test_every_method_has_a_page_and_no_page_is_left_over():
     assert {path.stem for path in PAGES.glob("*.md")} == {"README", *fk.METHODS}
 
 
+def test_the_readme_counts_the_methods_that_there_are():
+    said = " ".join((PAGES.parents[1] / "README.md").read_text(encoding="utf-8").split())
+    released = sum(name.endswith("@released") for name in fk.METHODS)
+    counts = f"{len(fk.METHODS)} methods against it, {released} of them as their authors' released code has them."
+    assert counts in said
+    assert f"[{len(fk.METHODS)} methods](docs/methods/README.md)" in said
+
+
 def test_a_page_is_what_its_card_makes_but_for_what_is_counted():
     counted = ("- bytes per round: ", "- the client keeps: ", "- the server keeps: ", "- the client holds ")
     for name in fk.METHODS:

@@ -2,11 +2,13 @@
 
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from for_each import for_each
 from safetensors import safe_open
 from small_runs import SMALL
 
@@ -16,6 +18,7 @@ from fedkeel.cli.doctor import list_extras
 from fedkeel.cli.estimate import estimate
 from fedkeel.data import import_from, load
 from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.participation import Participation
 
 
 def rows(text):
@@ -223,6 +226,16 @@ def test_memory_counts_the_slots_of_server_and_clients():
     assert variates.total - plain.total == pytest.approx(states + variates.selected * model, abs=2)
     assert variates.clients == 20
     assert variates.likely == pytest.approx(20, abs=0.1)
+
+
+@for_each(("participation", "rounds"), product((0.1, "shuffled:0.1", "shuffled:0.3", "shuffled:0.6"), (1, 4, 9, 25)))
+def test_memory_is_of_as_many_clients_as_have_taken_part(participation, rounds):
+    """On average over seeds. With 0.3 two of twenty sit a pass out, and with 0.6 a round is a pass."""
+    likely = estimate(Experiment(dataset="digits", model="mlp", participation=participation, rounds=rounds)).likely
+    sizes = np.ones(20, dtype=np.int64)
+    draws = [Participation(seed, sizes, participation) for seed in range(400)]
+    seen = [len({client for round in range(rounds) for client in one.selected(round)}) for one in draws]
+    assert likely == pytest.approx(np.mean(seen), abs=0.25)
 
 
 def test_memory_is_of_the_clients_that_a_natural_partition_keeps(monkeypatch):

@@ -135,6 +135,13 @@ def test_what_is_no_objective_is_refused(given, message):
         composition.load({"name": "mine", "phases": [{"objective": given}]}, Trust.FILE)
 
 
+def test_an_objective_written_as_a_rule_is_told_how_in_its_own_words():
+    for name, right in (("Smoothed", "smoothed"), ("CodeBottleneck", "bottleneck"), ("smoothed", "smoothed")):
+        with pytest.raises(fk.MethodError, match="a text, or a table") as refused:
+            composition.load_objective({"rule": name, "smoothing": 0.1})
+        assert refused.value.hint == f'write objective = "{right}" in place of rule = "{name}"'
+
+
 def test_texts_are_refused_in_python():
     with pytest.raises(fk.MethodError, match="must be an Objective"):
         fk.method("mine", weights=fk.Uniform(), objective="calibrated:1")  # type: ignore[arg-type]

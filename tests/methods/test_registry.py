@@ -90,6 +90,7 @@ def test_names_that_are_no_methods_are_not_proposed(tmp_path, monkeypatch):
     [
         ("papers3", "unknown method: papers3", "one of your own is written module:name, such as papers3:name"),
         ("fedproxx", "unknown method: fedproxx", "did you mean 'fedprox'?"),
+        ("moon", "unknown method: moon", "such as moon:name"),  # fedsmoo shares three letters
         ("ema+", "no method is named behind the last +.", "put plug-ins on one: ema+fedavg"),
         ("scaffold+ema+fedavg", "scaffold is a method, not a plug-in", "before the method: ema+scaffold"),
         ("fedprox+scaffold", "fedprox is a method, not a plug-in", "write fedprox, or scaffold"),

@@ -558,7 +558,7 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
     for row in ("FedDyn", "FedFFT-D", "FedFFT"):
         lead = paired_interval([best[row][seed] - best["FedAvg"][seed] for seed in range(3)])
         told.append(f"by {lead.mean:.2f} ({lead.low:.2f} to {lead.high:.2f})")
-    assert f"Over FedAvg FedDyn is ahead {told[0]}, FedFFT-D {told[1]}, FedFFT {told[2]}." in said
+    assert f"FedDyn is ahead of FedAvg {told[0]}, FedFFT-D {told[1]}, FedFFT {told[2]}." in said
 
 
 def test_a_revision_is_marked_where_the_package_changed_not_the_ledger(tmp_path, monkeypatch):

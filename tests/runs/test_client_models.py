@@ -37,6 +37,11 @@ def judged(model, problem, client):
     return float((model(inputs).argmax(-1) == labels).double().mean())
 
 
+def mean_loss(model, problem, client):
+    inputs, labels = problem.tests[client]
+    return torch.nn.functional.cross_entropy(model(inputs), labels).item()
+
+
 @pytest.mark.parametrize(
     ("method", "engine", "model", "changes"),
     [
@@ -61,6 +66,19 @@ def test_a_clients_model_is_the_one_that_was_judged(tmp_path, method, engine, mo
         assert not models[0].training
     others = [judged(models[i - 1], problem, i) for i in range(len(SIZES))]
     assert others != pytest.approx(scores, abs=1e-5)  # else the test would not tell whose model it is
+
+
+@pytest.mark.parametrize("method", ["fedgloss", "fednsam@released"])
+def test_a_model_that_the_server_sends_in_place_of_its_own_is_the_one_that_was_judged(tmp_path, caplog, method):
+    """Of a client that never trained, too: it begins with the same."""
+    asked = experiment(method, "received", lr=1.0)
+    run = fk.run(asked, out=tmp_path, engine="serial")
+    caplog.clear()
+    models = [run.model(client=client) for client in range(len(SIZES))]
+    scores = run.records[-1].clients["loss"]
+    assert [mean_loss(one, asked.problem, i) for i, one in enumerate(models)] == pytest.approx(scores, rel=1e-5)
+    assert [mean_loss(run.model(), asked.problem, i) for i in range(len(SIZES))] != pytest.approx(scores, rel=1e-3)
+    assert not caplog.records
 
 
 def test_without_a_policy_it_is_what_the_client_would_begin_with(tmp_path):

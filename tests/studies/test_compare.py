@@ -1,5 +1,7 @@
 """Runs held against each other."""
 
+import csv
+import io
 import json
 import re
 import shutil
@@ -13,7 +15,7 @@ import torch
 from small_runs import SMALL
 
 import fedkeel as fk
-from fedkeel.cli.compare import show_cost
+from fedkeel.cli.compare import show_accuracy, show_cost
 from fedkeel.cli.main import call
 from fedkeel.report.content import content
 from fedkeel.report.source import Source
@@ -22,7 +24,7 @@ from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.caveats import judged_as, machines, unfair
 from fedkeel.studies.compare import Comparison, common_target, cost_to, mean_and_std, paired_differences, write_rounds
-from fedkeel.studies.publish import write_latex
+from fedkeel.studies.publish import write_csv, write_latex
 from fedkeel.studies.run_groups import group_runs
 from problems import small_problem
 
@@ -88,6 +90,23 @@ def test_runs_are_compared_by_another_measure_of_theirs():
     assert "fedsam" not in bold["ece"]
     with pytest.raises(fk.RequestError, match="no run has the measure: auc"):
         fk.compare(ours, measure="auc")
+
+
+def test_loss_is_that_on_the_test_set_as_in_callbacks(capsys):
+    """Training losses, 1 throughout, are asked for by name; without test data there are no others."""
+    ours = [measured("fedavg", 0, test_loss=[0.5, 0.4]), measured("fedsam", 0, test_loss=[0.2, 0.3])]
+    for name, best, words in (("loss", [0.4, 0.2], "test loss"), ("training_loss", [1.0, 1.0], "training loss")):
+        compared = fk.compare(ours, measure=name)
+        assert [one["best"]["mean"] for one in compared.document()["methods"]] == best
+        assert f"% {words}, mean" in write_latex(compared)
+        assert {row["measure"] for row in csv.DictReader(io.StringIO(write_csv(compared)))} == {words}
+        show_accuracy(compared)
+        show_cost(compared)
+        shown = capsys.readouterr().out
+        assert f"the numbers are {words}" in shown
+        assert f"to a {words} of" in shown
+    untested = fk.compare([made("fedavg", 0, [0.5])], measure="loss").document()
+    assert untested["methods"][0]["best"]["mean"] == 1.0
 
 
 def test_a_run_without_the_measure_has_no_number():

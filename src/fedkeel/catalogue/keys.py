@@ -15,7 +15,8 @@ KEYS = {
     "rounds": "How many rounds are trained.",
     "participation": (
         'The share of clients that a round selects: `0.1` is a fixed number of them, drawn anew; `"bernoulli:0.1"` '
-        'draws each client by itself; `"shuffled:0.1"` selects everybody once in ten rounds, each time in a new order.'
+        'draws each client by itself; `"shuffled:0.1"` goes through all clients in passes, each in a new order, and '
+        "those left over, too few for a round, sit a pass out."
     ),
     "epochs": (
         "How often a client goes through its data in a round. `0.5` is half of its batches; `[1, 5]` draws a "

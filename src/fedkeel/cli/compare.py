@@ -56,7 +56,7 @@ def compare(
     ] = None,
     baseline: Baseline = None,
     measure: Annotated[
-        str | None, option(metavar="NAME", help="Compare by f1, or whatever --metrics measured; default: accuracy.")
+        str | None, option(metavar="NAME", help="Compare by f1, loss (on tests), training_loss …; default: accuracy.")
     ] = None,
     json: Json = False,
     latex: Latex = False,
@@ -143,10 +143,11 @@ def show(
 
 
 def show_accuracy(made: Comparison, lines: Sequence[str] = ()) -> None:
-    """Accuracies in %; losses, where runs are judged on those, as they are. Below stand the `lines`, too."""
+    """Accuracies in %; other measures as they are, and below, which it is. There stand the `lines`, too."""
     from fedkeel.studies.caveats import judged_as
     from fedkeel.studies.compare import describe_difference
     from fedkeel.studies.publish import make_rows, scale_and_form, title_columns
+    from fedkeel.studies.run_groups import describe_measure, measure_of
 
     rows, (scale, form) = make_rows(made), scale_and_form(made)
     unit = " %" if scale == 100 else ""
@@ -164,19 +165,21 @@ def show_accuracy(made: Comparison, lines: Sequence[str] = ()) -> None:
     stdout().print(shown)
     varied = any(std is not None for row in rows for _, std in row.numbers.values())
     deviation = ["± is the standard deviation over seeds"] if varied else []
-    for line in (*deviation, *made.gaps, *lines, *judged_as(made.groups)):
+    measure = measure_of(made.groups)
+    named = [] if measure in ("accuracy", None) else [f"the numbers are {describe_measure(measure)}"]
+    for line in (*named, *deviation, *made.gaps, *lines, *judged_as(made.groups)):
         stdout().print(Text(line, "dim"))
 
 
 def show_cost(made: Comparison) -> None:
     from fedkeel.studies.compare import cost_to, write_rounds
-    from fedkeel.studies.run_groups import measure_of
+    from fedkeel.studies.run_groups import describe_measure, measure_of
 
     groups, target = made.groups, made.target
     measure = measure_of(groups)
     if measure is None:
         return
-    words = measure.replace("_", " ")
+    words = describe_measure(measure)
     if measure == "accuracy":
         aim = f"{100 * target:.2f} % accuracy"
     else:

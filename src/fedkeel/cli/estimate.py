@@ -24,7 +24,7 @@ from fedkeel.models import build
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import Task
 from fedkeel.runs.experiment import Experiment
-from fedkeel.runs.participation import count_selected, share_of
+from fedkeel.runs.participation import SHUFFLED, count_selected, share_of
 from fedkeel.runs.plan import Division, Plan
 from fedkeel.runs.prepare import cross_entropy, divide, method_of, problem_of
 
@@ -75,6 +75,9 @@ def estimate(experiment: Experiment) -> Estimate:
     own = isinstance(plan.source, Problem)
     everyone = int((task.clients.sizes > 0).sum()) if own else count_clients(plan)
     selected = count_selected(share_of(plan.participation), everyone)
+    turns = everyone // selected if str(plan.participation).startswith(SHUFFLED) else 1
+    passes, more = divmod(plan.rounds, turns)  # nobody takes part twice in a pass; passes are independent
+    idle = (1 - turns * selected / everyone) ** passes * (1 - more * selected / everyone)
     tree = task.initial.buffer.nbytes
     trees = TREES + CLIMB * any(phase.ascends for phase in method.phases)
     held = 2 * state_bytes(init_round(method, task.initial))  # in a step, as it was and as it will be
@@ -85,7 +88,7 @@ def estimate(experiment: Experiment) -> Estimate:
         parameters=task.initial.layout.size,
         frozen=frozen_bytes(task),
         clients=min(everyone, selected * plan.rounds),
-        likely=everyone * (1 - (1 - selected / everyone) ** plan.rounds),
+        likely=everyone * (1 - idle),
         selected=selected,
         server=state_bytes(init_server(method, task.initial, task.buffers)),
         client=state_bytes(init_client(method, task.initial, task.buffers)),

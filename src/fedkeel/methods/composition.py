@@ -130,10 +130,11 @@ def load_objective(data: Any, trust: Trust = Trust.NOTHING) -> Objective:
     if isinstance(data, str):
         return _parse(data, trust)
     if not isinstance(data, Mapping) or not isinstance(data.get("objective"), str):
-        raise MethodError(
-            f"an objective is a text, or a table of its name and fields: {show_value(data)}",
-            'write "calibrated:0.5", or {objective = "calibrated", tau = 0.5}',
-        )
+        hint = 'write "calibrated:0.5", or {objective = "calibrated", tau = 0.5}'
+        if isinstance(data, Mapping) and isinstance(name := data.get("rule"), str):
+            known = {kind.__name__: word for word, kind in OBJECTIVES.items()}
+            hint = f'write objective = "{known.get(name, name)}" in place of rule = "{name}"'
+        raise MethodError(f"an objective is a text, or a table of its name and fields: {show_value(data)}", hint)
     settings = dict(data)
     name = settings.pop("objective")
     try:

@@ -61,11 +61,16 @@ class ClientModels:
             buffers = state.get("buffers")
         return params, buffers
 
-    def differ(self) -> bool:
+    def are_own(self) -> bool:
         """Whether clients have models of their own: what they trained last, or what begins with a part they keep."""
         if self.whose == "local" or (self.task.buffers is not None and self.plan.buffers == "keep"):
             return True
         return self.whose == "received" and self(None)[0] is not self.message["params"]
+
+    def are_sent(self) -> bool:
+        """Whether the server sends all clients another model than its own."""
+        sent, kept = self.message["params"], self.server["params"]
+        return self.whose == "received" and sent is not kept and not torch.equal(sent.buffer, kept.buffer)
 
 
 def whose_model(plan: Plan) -> Literal["local", "received"]:
@@ -82,14 +87,21 @@ def find_client_model(run: Run, client: int, plan: Plan, problem: Problem) -> St
         raise RequestError(f"this run has no client {show_value(client)}.", f"clients are numbered from 0 to {last}")
     server: State = {name: slot.to(task.device) for name, slot in run.server.items()}
     models = ClientModels(plan, task, method, server, whose_model(plan))
-    if not models.differ():
+    if not models.are_own() and not models.are_sent():
         raise RequestError(
             f"clients of {method.name} keep no model of their own in this run: each begins with the server's.",
             'leave out the client; evaluation = {model = "local"} keeps what each client last trained',
         )
+    own = find_state(run, client, task.device, models.whose) if models.are_own() else None
+    params, buffers = models(own)
+    return {"params": params} | ({} if buffers is None else {"buffers": buffers})
+
+
+def find_state(run: Run, client: int, device: torch.device, whose: str) -> State | None:
+    """Find what a client remembers at the end of a run; None of one that never trained, which a warning says."""
     if run.path is None:
         raise RequestError("this run has no folder: what its clients kept is gone.", 'train with out="runs/mine"')
-    store = open_store(run.path, len(run.records), task.device)
+    store = open_store(run.path, len(run.records), device)
     if store is None:
         raise FolderError(
             f"{run.path} has no checkpoint of round {len(run.records)}: what clients kept at this model is gone.",
@@ -102,10 +114,9 @@ def find_client_model(run: Run, client: int, plan: Plan, problem: Problem) -> St
                 f"client {client} has trained, but {run.path} does not hold what it keeps: that stayed at its site.",
                 "there fedkeel.federation.load_personal_model makes its model",
             )
-        part = "its model" if models.whose == "local" else "its own part of the model"
+        part = "its model" if whose == "local" else "its own part of the model"
         log.warning("client %d has never trained: %s is as the run began", client, part)
-    params, buffers = models(own)
-    return {"params": params} | ({} if buffers is None else {"buffers": buffers})
+    return own
 
 
 def open_store(folder: Path, round: int, device: torch.device) -> ClientStore | None:

@@ -56,15 +56,15 @@ PYTHON = "python:"
 class Experiment:
     """What is trained, on whose data, how, and how it is judged. None means: as the data set's preset says.
 
-    `participation` is a share of the clients (0.1: a fixed number), "bernoulli:0.1" or "shuffled:0.1" (everybody once
-    in ten rounds); `epochs` a number (0.5: half of one), a range drawn per client and round, {"clients": [1, 5, 2]}, a
-    number for each client, or {"samples": 500}, as many as bring each client about so many samples; `steps` a number
-    of local steps instead; `schedule` and `server_schedule` say how the clients' and the server's rate change; clip =
-    0 does not clip; `optimizer` is the clients': a name, a table of its name and fields, or a rule, and without `lr`
-    its own rate is taken; `participants` a list for each round; `unavailable` the chance that a selected client does
-    not answer; `validation` a share of each client's training data that sweeps may choose on; `on_nonfinite` "drop"
-    leaves a diverged client's report out, "stop" ends the run; `buffers` "average" or "keep". Seeds are whole numbers
-    below 2^63 in absolute value. `data` are your own, as they come (docs/guides/own_data.md).
+    `participation` is a share of the clients (0.1: a fixed number), "bernoulli:0.1" or "shuffled:0.1" (in passes
+    through all clients, each in a new order); `epochs` a number (0.5: half of one), a range drawn per client and round,
+    {"clients": [1, 5, 2]}, a number for each client, or {"samples": 500}, as many as bring each client about so many
+    samples; `steps` a number of local steps instead; `schedule` and `server_schedule` say how the clients' and the
+    server's rate change; clip = 0 does not clip; `optimizer` is the clients': a name, a table of its name and fields,
+    or a rule, and without `lr` its own rate is taken; `participants` a list for each round; `unavailable` the chance
+    that a selected client does not answer; `validation` a share of each client's training data that sweeps may choose
+    on; `on_nonfinite` "drop" leaves a diverged client's report out, "stop" ends the run; `buffers` "average" or "keep".
+    Seeds are whole numbers below 2^63 in absolute value. `data` are your own, as they come (docs/guides/own_data.md).
     """
 
     method: str | Method | Mapping[str, Any] = "fedavg"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fedkeel.analysis.intervals import Interval, paired_p_value
 from fedkeel.problems.metrics import lower_is_better
 from fedkeel.studies.compare import Comparison, mean_and_std, pair
-from fedkeel.studies.run_groups import NUMBERS, measure_of
+from fedkeel.studies.run_groups import NUMBERS, describe_measure, measure_of
 
 SIGNIFICANT = 0.05
 SMALL, LARGE = 1e-6, 1e7  # losses beyond have an exponent
@@ -99,8 +99,8 @@ def write_latex(made: Comparison) -> str:
     tops = {part: "" if (top := find_top(rows, part, measure)) is None else f"{top:{form}}" for part in parts}
     seeds = sorted({row.seeds for row in rows})
     span = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    words = "loss" if measure in ("loss", "test_loss") else str(measure).replace("_", " ")
-    unit = "accuracy in %" if measure == "accuracy" else words if measure else "accuracies and losses"
+    words = "accuracies and losses" if measure is None else describe_measure(measure)
+    unit = "accuracy in %" if measure == "accuracy" else words
     counted = () if made.is_even else ("Seeds", "Pairs")
     base = " ".join(made.baseline.label.split())
     lines = [
@@ -157,10 +157,10 @@ def write_csv(made: Comparison) -> str:
     file = io.StringIO()
     table = csv.writer(file, lineterminator="\n")
     numbers = [f"{part}_{kind}" for part in parts for kind in ("mean", "std")]
-    table.writerow(
-        ["method", "seeds", *numbers, "top", "difference", "low", "high", "p", "significant", "pairs", "lacking"]
-    )
-    top = find_top(rows, name, measure_of(made.groups))
+    tested = ["top", "difference", "low", "high", "p", "significant", "pairs", "lacking"]
+    table.writerow(["method", "seeds", *numbers, *tested, "measure"])
+    measure = measure_of(made.groups)
+    words, top = "" if measure is None else guard(describe_measure(measure)), find_top(rows, name, measure)
     for row in rows:
         each = [value for part in parts for value in row.numbers[part]]
         told = row.difference
@@ -168,7 +168,7 @@ def write_csv(made: Comparison) -> str:
         paired_numbers = [None if value is None else scale * value for value in ends]
         is_top = row.is_whole(name) and row.numbers[name][0] is not None and row.numbers[name][0] == top
         verdict = "" if row.p is None else str(is_significant(row)).lower()
-        ended = [row.pairs, row.seeds - row.fewest]
+        ended = [row.pairs, row.seeds - row.fewest, words]
         shown = [guard(row.label), row.seeds, *each, str(is_top).lower(), *paired_numbers, row.p, verdict, *ended]
         table.writerow(["" if value is None else value for value in shown])
     return file.getvalue()

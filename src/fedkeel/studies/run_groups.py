@@ -132,14 +132,26 @@ def measures_of(groups: Sequence[RunGroup]) -> set[str]:
 
 
 def by_measure(groups: Sequence[RunGroup], measure: str | None) -> list[RunGroup]:
-    """The same groups, compared by another measure of their runs; by what they are judged on without one."""
-    if measure is not None:
-        records = [record for group in groups for run in group.runs.values() for record in run.records]
-        known = dict.fromkeys(name for record in records for name in ("accuracy", "loss", *record.extra))
-        require_known(
-            measure, [name for name in known if is_measured(records, name)], "no run has the measure", "measures"
-        )
-    return [replace(group, measure=measure) for group in groups]
+    """The same groups, compared by another measure of their runs; by what they are judged on without one.
+
+    "loss" is the test loss where runs have one, as in callbacks, and "training_loss" the clients' own.
+    """
+    if measure is None:
+        return [replace(group, measure=None) for group in groups]
+    records = [record for group in groups for run in group.runs.values() for record in run.records]
+    named = dict.fromkeys(name for record in records for name in ("accuracy", "loss", *record.extra))
+    known = {name: name for name in named if is_measured(records, name)}
+    if "loss" in known:
+        known = {"training_loss": "loss"} | known
+    if "test_loss" in known:
+        known["loss"] = "test_loss"
+    found = known[require_known(measure, known, "no run has the measure", "measures")]
+    return [replace(group, measure=found) for group in groups]
+
+
+def describe_measure(measure: str) -> str:
+    """Write a measure in words; what records call "loss" is of the clients' training."""
+    return "training loss" if measure == "loss" else measure.replace("_", " ")
 
 
 def is_measured(records: Sequence[RoundRecord], measure: str) -> bool:
