@@ -203,7 +203,8 @@ def serve(
     the share of their own data that nodes keep for tests, and score the model on. `config` is the app's: it names the
     columns of tables. `membership` says when the sizes of clients' own data are asked; `watch` hears what happens.
     """
-    on, plan, terms = Place("flower", device_of(device), checkpoint_seconds=0.0), experiment.plan, terms or Terms()
+    on = Place("flower", device_of(device), checkpoint_seconds=0.0, federation=True)
+    plan, terms = experiment.plan, terms or Terms()
     if plan.evaluation is not None and not terms.copy:
         raise RequestError(
             "the server cannot judge clients' own models: their states stay on the nodes.",
