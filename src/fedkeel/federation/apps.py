@@ -29,7 +29,7 @@ from fedkeel.engines.flower.site_ledger import SiteLedger, sites_file
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FedkeelError, FolderError, RequestError, blame_own_code
-from fedkeel.federation.handshake import describe_side
+from fedkeel.federation.handshake import check_test_columns, describe_side
 from fedkeel.federation.local_data import PARTITION, node_problem, server_problem
 from fedkeel.federation.membership import BOUNDS, FIXED, NODES, SIZES, ask_sizes, beside, read_owners
 from fedkeel.federation.operations import Operations
@@ -231,6 +231,7 @@ def serve(
         loop = prepared.loop
         roster.side = roster.side or describe_side(plan, loop.task, loop.method)
         roster.wait(count, wait, terms.count_needed(count))
+        check_test_columns(problem.test, roster.columns)
         bounds = SlotBounds(terms.norm_factor, beside(out, BOUNDS))
         bounds.restore()
         sites = SiteLedger(sites_file(out), site_test) if site_test else None
