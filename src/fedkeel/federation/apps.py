@@ -225,7 +225,7 @@ def serve(
             roster.on_join = lambda: write_text(beside(out, NODES), json.dumps(roster.owners))
         if problem is None:
             roster.side, roster.takes_empty = describe_without_sizes(plan, count), False
-            sizes = ask_sizes(out, roster, wait, terms, membership)
+            sizes = ask_sizes(out, roster, wait, terms, membership, tested=site_test > 0)
             problem, count = server_problem(plan, sizes, test, config, site_test > 0), sum(size > 0 for size in sizes)
         prepared = prepare(experiment, out, on, closing, problem)
         loop = prepared.loop
