@@ -47,12 +47,12 @@ def experiment(rounds=2, method="fedavg"):
 
 
 class Sites(InProcess):
-    def __init__(self, exp, folders, absent=(), clients=3):
+    def __init__(self, exp, folders, absent=(), clients=3, share=0.0):
         super().__init__(
             fk.Experiment(dataset="digits", model="logistic", partition=f"iid:clients={clients}"),
             node_of=lambda context: node_of(exp, context),
             settings=lambda client: {"data-dir": str(folders / str(client)), "state-dir": str(folders / "states")},
-            run_config={"data": "folder", "clients": clients},
+            run_config={"data": "folder", "clients": clients, "site-test": share},
         )
         self.absent = set(absent)
 
@@ -91,6 +91,19 @@ def test_more_data_count_from_the_next_start(folders):
         go_on(folders, experiment(4), rule="fixed", minimum=1.0)
     go_on(folders, experiment(4))
     assert sizes(folders) == [60, 40, 40]
+
+
+def test_a_site_with_a_test_share_whose_data_changed_since_the_last_start_is_told(folders, caplog):
+    def start(rounds):
+        caplog.clear()
+        go_on(folders, experiment(rounds), grid=Sites(experiment(rounds), folders, share=0.25), site_test=0.25)
+        return [line for line in caplog.messages if "may have been trained on" in line]
+
+    assert not start(1)
+    assert not start(2)
+    write_site(folders, 0, np.arange(60))
+    (told,) = start(3)
+    assert told.startswith("client 0 has other data than at the last start: ")
 
 
 def test_a_federation_may_grow_but_its_clients_keep_their_numbers(folders):

@@ -168,7 +168,8 @@ def test_a_full_disk_stops_the_server_in_one_line_and_the_next_start_works(tmp_p
     with monkeypatch.context() as patched:
         with pytest.raises(ServerStopped, match=r"cannot write beside .*: no space left hint: free some space"):
             fail_later(patched)
-        assert whose.startswith("gauges") or read_gauges(tmp_path / "run.prom").state == STOPPED
+        said = CliRunner().invoke(commands, ["site", "status", str(tmp_path / "run")])
+        assert (said.exit_code, said.output.partition(";")[0]) == (ENDED, "the server stopped with an error")
     with pytest.raises(ServerStopped, match="too few clients"), tell_errors(tmp_path / "run"):
         raise RunError("too few clients.")
     assert read_chain(tmp_path / "run-audit.jsonl")[-1]["reason"] == "too few clients."

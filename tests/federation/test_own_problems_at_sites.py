@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import fedkeel as fk
 from fedkeel.cli.main import app as commands
+from fedkeel.engines.flower.checks import Terms
 from fedkeel.engines.flower.client import answer, introduce
 from fedkeel.engines.flower.site_ledger import read_sites
 from fedkeel.errors import DataError
@@ -98,6 +99,23 @@ def test_tables_at_sites_give_what_the_same_rows_in_one_place_give(hospitals, me
     exp, together = grid.experiment, find_problem("wards:problem")
     here = fk.Problem(model=together.model, loss=together.loss, clients=read_all(hospitals), classes=2)
     same(fk.run(exp.with_(problem=here), engine="serial"), done)
+
+
+def test_tables_whose_columns_have_other_names_do_not_train_together(hospitals, caplog):
+    """Without --columns they would be read by the alphabet, one column as another."""
+    app = export(hospitals / "app", "--columns", "")
+    grid, table = Hospitals(app, hospitals, columns=""), hospitals / "site-0" / "patients.csv"
+    assert grid.train(hospitals / "run").records[-1].selected == [0, 1, 2]
+    (line,) = [one.line for one in check_work(app, 0, {"data-dir": str(table.parent)}, True) if one.what == "columns"]
+    assert line == f"read as inputs, in this order: {', '.join(sorted(COLUMNS.split(',')))}"
+    names, rest = table.read_text().split("\n", 1)
+    table.write_text(names.replace("radius", "area") + "\n" + rest)
+    how = {"terms": Terms(minimum=0.5), "membership": "at-start"}
+    fresh = Hospitals(app, hospitals, columns="")
+    assert fresh.train(hospitals / "other", **how).records[-1].selected == [1, 2]
+    assert "the columns of client 0's tables have other names than those of client 2's" in caplog.text
+    with pytest.raises(DataError, match="test data have other names than those of client 2's tables"):
+        fresh.train(hospitals / "more", test=str(table.parent), **how)
 
 
 @pytest.mark.parametrize("ignored", [0, 2, -100, 255])

@@ -30,8 +30,8 @@ def train(tmp_path, method):
     return run, from_arrays(arrays, facts["layouts"], "after/")
 
 
-def load(tmp_path, client=1, state="state", weights="model.safetensors"):
-    return load_personal_model(tmp_path / "app", client, tmp_path / state, tmp_path / weights)
+def load(tmp_path, client=1, state="state", weights="model.safetensors", **how):
+    return load_personal_model(tmp_path / "app", client, tmp_path / state, tmp_path / weights, **how)
 
 
 def test_private_layers_are_the_sites_and_the_others_the_servers(tmp_path):
@@ -50,6 +50,12 @@ def test_a_second_model_that_never_leaves(tmp_path):
     _, state = train(tmp_path, "ditto")
     own = state["own"].named()
     assert all(torch.equal(weight, own[name]) for name, weight in load(tmp_path).state_dict().items())
+    (file,) = (tmp_path / "state").glob("client-000001-*.safetensors")
+    arrays, facts = read(file)
+    before = from_arrays(arrays, facts["layouts"], "before/")["own"].named()
+    loaded = load(tmp_path, counted=False).state_dict()  # the server did not count the last report
+    assert all(torch.equal(weight, before[name]) for name, weight in loaded.items())
+    assert not all(torch.equal(before[name], own[name]) for name in own)
     with pytest.raises(FolderError, match="holds no state of this client"):
         load(tmp_path, client=7)
     with pytest.raises(FolderError, match="holds no state of this client"):

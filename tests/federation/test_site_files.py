@@ -31,6 +31,22 @@ def test_columns_are_found_by_name_in_any_order(tmp_path):
     assert torch.equal(read_site_files(one, [], "label", form)[0], torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
 
 
+@pytest.mark.parametrize("columns", [[], ["x", "y"]])
+def test_tables_of_one_folder_have_the_same_columns_where_none_are_named(tmp_path, columns):
+    """By the alphabet alone, the weight of one table would stand under the age of the other."""
+    write(tmp_path / "a", "x,y,label\n1,2,0\n", "one.csv")
+    folder, form = (
+        write(tmp_path / "a", "y,label,x\n4,1,3\n", "two.csv"),
+        (torch.zeros(1, 2), torch.zeros(1).long()),
+    )
+    assert read_site_files(folder, columns, "label", form)[0].tolist() == [[1, 2], [3, 4]]
+    write(folder, "z,x,label\n4,3,1\n", "two.csv")
+    with pytest.raises(DataError) as refused:
+        read_site_files(folder, columns, "label", form)
+    told = r"two\.csv has no column: y" if columns else r"two\.csv has other columns than one\.csv: .* in y, z\.$"
+    assert re.search(told, refused.value.message)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -140,6 +140,27 @@ def test_a_site_with_few_test_samples_is_told_what_they_show(folders, caplog):
     assert told == {"only 10 samples for tests", "only 15 samples for tests"}
 
 
+def test_a_site_whose_report_was_refused_has_no_scores_of_that_round(folders):
+    """As where its data grew, and its test share with them. What is sound when it is asked again counts."""
+    asked = []
+
+    def grow(round, client, reply):
+        asked.append((round, client))
+        if (round, client) == (1, 1) or (client and asked.count((0, client)) == 1 and not round):
+            record = reply.content.array_records["report/size"]
+            (key,) = record
+            record[key] = Array(np.asarray(record[key].numpy() + 8))
+        return reply
+
+    exp = experiment(participation=1.0)
+    grid, how = Sites(exp, folders), {"source": "folder", "clients": 3, "wait": 0.0, "site_test": SHARE}
+    grid.spoil = grow
+    serve(exp, grid, out=folders / "run", terms=Terms(minimum=0.6), **how)
+    assert (asked.count((0, 1)), asked.count((1, 1))) == (2, 1)
+    assert read_sites(folders / "run-sites.jsonl", 1).keys() == {-1, 0, 1, 2}
+    assert read_sites(folders / "run-sites.jsonl", 2).keys() == {-1, 0, 2}
+
+
 def test_a_site_whose_counts_cannot_be_is_left_out(folders, caplog):
     def spoil(client, reply):
         if client == 1:

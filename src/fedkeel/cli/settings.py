@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -21,6 +20,7 @@ from fedkeel.importing import Trust
 from fedkeel.methods import METHODS, build
 from fedkeel.methods.optimisers import OPTIMISERS, name_optimiser
 from fedkeel.runs.experiment import TABLES, Experiment, note_new_default, with_field
+from fedkeel.runs.folder import resume_command
 from fedkeel.text import split_words
 from fedkeel.typed_values import show_value
 from fedkeel.written_values import parse_value, read_toml_file
@@ -171,7 +171,7 @@ def guess_meaning(word: str) -> str:
     if is_known(word):
         return f"a data set is chosen with --dataset {word}"
     if (Path(word) / "experiment.toml").exists():
-        return f"`fedkeel resume {shlex.quote(word)}` goes on with this run"
+        return f"{resume_command(Path(word))} goes on with this run"
     if word.endswith(".py") or ":" in word:
         name = word if ":" in word else f"{Path(word).stem}:NAME"
         return f"a problem of your own is chosen with --problem {name}"

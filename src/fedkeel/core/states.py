@@ -65,7 +65,7 @@ def write_atomically(path: Path, fill: Callable[[Path], Any], *, synced: bool = 
         raise RunError(
             f"cannot write {path}: {in_one_line(error).rstrip('.')}",
             f"{'free some space' if full else 'let it be written'}, or choose another place; "
-            "an unfinished run goes on with `fedkeel resume`",
+            "an unfinished run goes on with `fedkeel resume`, that of a federation with `flwr run`",
         ) from error
 
 

@@ -29,7 +29,7 @@ from fedkeel.engines.flower.site_ledger import SiteLedger, sites_file
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FedkeelError, FolderError, RequestError, blame_own_code
-from fedkeel.federation.handshake import describe_side
+from fedkeel.federation.handshake import check_test_columns, describe_side
 from fedkeel.federation.local_data import PARTITION, node_problem, server_problem
 from fedkeel.federation.membership import BOUNDS, FIXED, NODES, SIZES, ask_sizes, beside, read_owners
 from fedkeel.federation.operations import Operations
@@ -203,7 +203,8 @@ def serve(
     the share of their own data that nodes keep for tests, and score the model on. `config` is the app's: it names the
     columns of tables. `membership` says when the sizes of clients' own data are asked; `watch` hears what happens.
     """
-    on, plan, terms = Place("flower", device_of(device), checkpoint_seconds=0.0), experiment.plan, terms or Terms()
+    on = Place("flower", device_of(device), checkpoint_seconds=0.0, federation=True)
+    plan, terms = experiment.plan, terms or Terms()
     if plan.evaluation is not None and not terms.copy:
         raise RequestError(
             "the server cannot judge clients' own models: their states stay on the nodes.",
@@ -224,12 +225,13 @@ def serve(
             roster.on_join = lambda: write_text(beside(out, NODES), json.dumps(roster.owners))
         if problem is None:
             roster.side, roster.takes_empty = describe_without_sizes(plan, count), False
-            sizes = ask_sizes(out, roster, wait, terms, membership)
+            sizes = ask_sizes(out, roster, wait, terms, membership, tested=site_test > 0)
             problem, count = server_problem(plan, sizes, test, config, site_test > 0), sum(size > 0 for size in sizes)
         prepared = prepare(experiment, out, on, closing, problem)
         loop = prepared.loop
         roster.side = roster.side or describe_side(plan, loop.task, loop.method)
         roster.wait(count, wait, terms.count_needed(count))
+        check_test_columns(problem.test, roster.columns)
         bounds = SlotBounds(terms.norm_factor, beside(out, BOUNDS))
         bounds.restore()
         sites = SiteLedger(sites_file(out), site_test) if site_test else None

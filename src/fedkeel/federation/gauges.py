@@ -44,13 +44,22 @@ class Gauges:
 
     def write(self, file: Path) -> None:
         """Write all, so that a reader sees the old file or the new one."""
+        write_text(file, self.as_text(), synced=False)
+
+    def overwrite(self, file: Path) -> None:
+        """Write all in the place of what is there, which a full disk allows, too."""
+        with file.open("r+b", buffering=0) as there:
+            there.write(self.as_text().encode())
+            there.truncate()
+
+    def as_text(self) -> str:
         lines = []
         for one in fields(self):
             name, value = one.name, getattr(self, one.name)
             kind = "counter" if name.endswith("_total") else "gauge"
             lines += [f"# HELP fedkeel_{name} {one.metadata['meaning']}.", f"# TYPE fedkeel_{name} {kind}"]
             lines += [f"fedkeel_{name} {value!r}".replace("nan", "NaN").replace("inf", "+Inf")]
-        write_text(file, "\n".join(lines) + "\n", synced=False)
+        return "\n".join(lines) + "\n"
 
     def touch(self) -> None:
         self.last_change_timestamp_seconds = time.time()

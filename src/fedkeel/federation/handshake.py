@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from fedkeel.core.method import Method
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.engines.rehearsal import expected_messages
-from fedkeel.federation.own_problem import describe_sample
+from fedkeel.errors import DataError
+from fedkeel.federation.own_problem import columns_of, describe_sample
 from fedkeel.methods import composition
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import Task
@@ -28,7 +30,25 @@ def describe_side(plan: Plan, task: Task, method: Method) -> dict[str, str]:
         "messages": hash_of([describe_slots(state) for state in expected_messages(method, task)]),
         "data": describe_data(plan),
         "base": task.base or "none",  # of a network with a frozen part, which does not travel
+        **describe_columns(task.problem.data),
     }
+
+
+def describe_columns(data: Any) -> dict[str, str]:
+    """Name the columns of the tables that a side has read, by a hash. The server has read none of its clients',
+    so those of nodes are compared with each other."""
+    columns = columns_of(data)
+    return {"columns": hash_of(columns)} if columns else {}
+
+
+def check_test_columns(test: Any, sites: Mapping[int, object]) -> None:
+    """Refuse test data of the server whose columns have other names than those of the sites' tables."""
+    own = describe_columns(test).get("columns")
+    if own and (other := next((client for client, columns in sites.items() if columns != own), None)) is not None:
+        raise DataError(
+            f"the columns of the server's test data have other names than those of client {other}'s tables.",
+            "give them the same names, or name those that are read: --columns of `fedkeel export flower`",
+        )
 
 
 def hash_of(data: Any) -> str:

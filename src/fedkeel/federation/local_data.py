@@ -19,11 +19,13 @@ from fedkeel.federation.own_problem import (
     FormRows,
     SiteRows,
     data_folder,
+    named_columns,
     place_at_server,
     place_at_site,
     read_site,
     run_loader,
 )
+from fedkeel.federation.site_files import list_columns
 from fedkeel.importing import Trust
 from fedkeel.problems.problem import Problem
 from fedkeel.randomness import key, permutation
@@ -50,7 +52,8 @@ def node_problem(
     if isinstance(plan.source, Problem):
         parts = read_site(plan.source, source, settings, config, trust)
         aside = set_aside(key(plan.seed, "site test", client), len(parts[0]), share)
-        return place_at_site(plan.source, parts, client, clients, *aside)
+        columns = [] if ":" in source else list_columns(data_folder(settings), *named_columns(config))
+        return place_at_site(plan.source, parts, client, clients, *aside, columns)
     card = plan.source.card
     inputs, labels = read_folder(card, settings) if source == FOLDER else call_loader(card, source, settings, trust)
     check_values(card, inputs)

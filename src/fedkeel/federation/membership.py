@@ -29,8 +29,10 @@ def beside(out: Path, suffix: str) -> Path:
     return out.with_name(f"{out.name}{suffix}")
 
 
-def ask_sizes(out: Path, registry: NodeRegistry, wait: float, terms: Terms, rule: str = FIXED) -> list[int]:
-    """Return how many samples each client has, and keep the answer beside the run.
+def ask_sizes(
+    out: Path, registry: NodeRegistry, wait: float, terms: Terms, rule: str = FIXED, *, tested: bool = False
+) -> list[int]:
+    """Return how many samples each client has, and keep the answer beside the run; `tested`: sites keep a test share.
 
     By the rule "fixed" all nodes are asked once. By "at-start" those that are there are asked at every start: a client
     that is away keeps its last size, and one that was never there has no samples, and is not chosen.
@@ -53,6 +55,12 @@ def ask_sizes(out: Path, registry: NodeRegistry, wait: float, terms: Terms, rule
         for client, (was, now) in enumerate(zip(old, sizes, strict=True)):
             if before and was != now:
                 log.info("client %d had %d samples and counts with %d from now on", client, was, now)
+            if tested and was and was != now:
+                log.warning(
+                    "client %d has other data than at the last start: some samples of its test share may have been "
+                    "trained on, most where rows were not only appended",
+                    client,
+                )
         write_text(file, json.dumps(sizes))
     else:
         sizes = before

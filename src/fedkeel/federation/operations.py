@@ -100,5 +100,8 @@ class Operations(Watch):
         self.gauges.touch()
         with contextlib.suppress(RunError):
             self.note("stopped", reason=line)
-        with contextlib.suppress(RunError):
+        try:
             self.write_gauges()
+        except RunError:
+            with contextlib.suppress(OSError):
+                self.gauges.overwrite(beside(self.out, METRICS))

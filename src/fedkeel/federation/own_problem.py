@@ -12,7 +12,7 @@ import torch
 
 from fedkeel.data.clients import Rows, Sample, names_of, to_tensors
 from fedkeel.errors import DataError, ExperimentError, FedkeelError, blame_own_code
-from fedkeel.federation.site_files import LABEL, read_site_files
+from fedkeel.federation.site_files import LABEL, list_columns, read_site_files
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.problems.class_labels import lowest_and_highest
 from fedkeel.problems.problem import Problem
@@ -28,9 +28,16 @@ class SiteRows:
     own = True  # the node brought these data; they are no part of a data set that all know
 
     def __init__(
-        self, client: int, clients: int, parts: Sequence[Any], chosen: Rows, names: tuple[str, ...] | None = None
+        self,
+        client: int,
+        clients: int,
+        parts: Sequence[Any],
+        chosen: Rows,
+        names: tuple[str, ...] | None = None,
+        columns: Sequence[str] = (),
     ):
         self.client, self.parts, self.names, self.chosen = client, parts, names, chosen
+        self.columns = columns  # of tables that are read as inputs
         self.sizes = np.zeros(clients, dtype=np.int64)
         self.sizes[client] = len(chosen)
 
@@ -41,6 +48,11 @@ class SiteRows:
     def read_targets(self) -> list[torch.Tensor]:
         """Read the targets of all samples, where these have some: what a loss ignores is looked for in them."""
         return [torch.as_tensor(part[self.chosen]) for part in self.parts[1:][-1:]]
+
+
+def columns_of(data: object) -> list[str]:
+    """List the columns of the tables that data were read from, in their order; none of other data."""
+    return [*data.columns] if isinstance(data, SiteRows) else []
 
 
 class FormRows:
@@ -121,8 +133,12 @@ def run_loader(name: str, settings: Mapping[str, Any], trust: Trust) -> Any:
 
 def read_folder(folder: Path, config: Mapping[str, Any], like: Sample) -> Sample:
     """Read the files of a folder; the app's settings name the columns."""
-    columns = split_words(str(config.get("columns", "")))
-    return read_site_files(folder, columns, str(config.get("label", LABEL)), like)
+    return read_site_files(folder, *named_columns(config), like)
+
+
+def named_columns(config: Mapping[str, Any]) -> tuple[list[str], str]:
+    """The columns of inputs, and that of the label, as the app's settings name them."""
+    return split_words(str(config.get("columns", ""))), str(config.get("label", LABEL))
 
 
 def check_parts(problem: Problem, like: Sample, parts: Sample, whose: str) -> None:
@@ -144,11 +160,13 @@ def check_parts(problem: Problem, like: Sample, parts: Sample, whose: str) -> No
             )
 
 
-def place_at_site(problem: Problem, parts: Sample, client: int, clients: int, trained: Rows, tested: Rows) -> Problem:
+def place_at_site(
+    problem: Problem, parts: Sample, client: int, clients: int, trained: Rows, tested: Rows, columns: Sequence[str]
+) -> Problem:
     """Give a problem one site's data: some of its samples train, others are for tests."""
     names = problem.names
     test = SiteRows(0, 1, parts, tested, names) if len(tested) else None
-    return replace(problem, clients=SiteRows(client, clients, parts, trained, names), test=test, tests=None)
+    return replace(problem, clients=SiteRows(client, clients, parts, trained, names, columns), test=test, tests=None)
 
 
 def place_at_server(
@@ -158,7 +176,9 @@ def place_at_server(
     like = show_sample(problem)
     held: Any = None if at_sites else problem.test
     if test:
-        parts = read_folder(Path(test).expanduser(), config, like)
+        folder = Path(test).expanduser()
+        parts = read_folder(folder, config, like)
         check_parts(problem, like, parts, test)
-        held = SiteRows(0, 1, parts, np.arange(len(parts[0])), problem.names)
+        columns = list_columns(folder, *named_columns(config))
+        held = SiteRows(0, 1, parts, np.arange(len(parts[0])), problem.names, columns)
     return replace(problem, clients=FormRows(sizes, like, problem.names), test=held, tests=None)

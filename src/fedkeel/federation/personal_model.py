@@ -29,11 +29,14 @@ def load_personal_model(
     weights: str | PathLike[str],
     *,
     trust: bool = False,
+    counted: bool = True,
 ) -> nn.Module:
-    """Load the model with which a client would begin the next round, in evaluation mode.
+    """Load a client's whole model, in evaluation mode: the server's weights with the client's own state.
 
     `app` is the exported app, `state_dir` the node's folder of states, `weights` the server's model as `fedkeel export
-    model` writes it. With `trust`, code that the app's files name is imported.
+    model` writes it. With `trust`, code that the app's files name is imported. The state is the one that the site
+    reached when it last trained. A site does not know whether the server counted that report: where its audit log says
+    that it was refused or absent, `counted=False` loads the state from before it, as the next round begins with.
     """
     experiment, _ = read_app(Path(app), trust)
     plan = experiment.plan
@@ -44,7 +47,7 @@ def load_personal_model(
     file = state_file(Path(state_dir).expanduser(), client, experiment.fingerprint())
     try:
         arrays, facts = read(file)
-        state = from_arrays(arrays, facts["layouts"], "after/")
+        state = from_arrays(arrays, facts["layouts"], "after/" if counted else "before/")
     except (Damaged, KeyError) as error:
         raise FolderError(
             f"{file} holds no state of this client in this experiment: {error}",

@@ -179,6 +179,7 @@ def check_work(app: Path, client: int, settings: Mapping[str, Any], trust: bool)
     from fedkeel.engines.flower.client import check_own_labels
     from fedkeel.engines.flower.site_scores import tell_few
     from fedkeel.federation.apps import node_of, read_app
+    from fedkeel.federation.own_problem import columns_of
 
     state = os.environ.get("FEDKEEL_STATE") or f"~/.fedkeel/state-{client}"  # as supernode.sh has it
     settings = {"partition-id": client, "state-dir": state, **settings}
@@ -200,6 +201,8 @@ def check_work(app: Path, client: int, settings: Mapping[str, Any], trust: bool)
     classes = len(task.clients.rows(client, np.arange(size))[-1].unique()) if size else 0
     line = f"{plural(size, 'sample')} of {plural(classes, 'class')}"
     yield Finding("data", OK if size else FAILED, line, "" if size else "there are none")
+    if columns := columns_of(task.problem.data):
+        yield Finding("columns", OK, f"read as inputs, in this order: {', '.join(columns)}")
     few = tell_few(int(task.test.sizes[0])) if config.get("site-test") and task.test is not None else None
     if few is not None:
         yield Finding("test share", WARNING, few, "bring more samples, or ask for a larger site-test")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,7 +97,7 @@ def read_site_files(folder: Path, columns: Sequence[str], label: str, like: Samp
         )
     try:
         inside = list_visible(folder)
-        files = [path for path in inside if path.suffix.lower() in SUFFIXES and path.is_file()]
+        files = list_tables(folder)
         classes = [path for path in inside if path.is_dir() and path.name.isdecimal()]
         refuse_others(folder)
         refuse_folders(folder, [path for path in inside if path.is_dir() and path not in classes])
@@ -111,8 +112,20 @@ def read_site_files(folder: Path, columns: Sequence[str], label: str, like: Samp
         return read_images(classes, like)
     named = read_columns(columns, label)
     check_count(named, like)
+    named = named or [Column(name) for name in name_inputs(files, label)]
     parts = [read_table(file, named, label, like) for file in files]
     return tuple(torch.cat(part) for part in zip(*parts, strict=True))
+
+
+def list_columns(folder: Path, columns: Sequence[str], label: str) -> list[str]:
+    """List the columns of a folder's tables that are read as inputs, in their order; none of images."""
+    named = [column.name for column in read_columns(columns, label)]
+    files = list_tables(folder)
+    return (named or name_inputs(files, label)) if files else []
+
+
+def list_tables(folder: Path) -> list[Path]:
+    return [path for path in list_visible(folder) if path.suffix.lower() in SUFFIXES and path.is_file()]
 
 
 def list_visible(folder: Path) -> list[Path]:
@@ -138,10 +151,21 @@ def refuse_unread(folder: Path, classes: Sequence[Path]) -> None:
 
 
 # ---- tables --------------------------------------------------------------------------------------------------------
+def name_inputs(files: Sequence[Path], label: str) -> list[str]:
+    """Name all columns but the label's, in the order of the alphabet; refuse tables that differ in them."""
+    found = [sorted(name for name in read_cells(file, names_only=True) if name != label) for file in files]
+    for file, names in zip(files, found, strict=True):
+        if differing := sorted({*names} ^ {*found[0]}):
+            raise DataError(
+                f"{file} has other columns than {files[0].name}: they differ in {', '.join(differing[:20])}.",
+                "give the columns the same names in all tables, or name those of inputs with --columns",
+            )
+    return found[0]
+
+
 def read_table(file: Path, columns: Sequence[Column], label: str, like: Sample) -> Sample:
-    """Read one table: the named columns in their order (all others in that of the alphabet), and the label's."""
-    table = read_csv(file) if file.suffix.lower() == ".csv" else read_parquet(file)
-    wanted = [column.name for column in columns] or sorted(name for name in table if name != label)
+    """Read one table: the columns of inputs in their order, and the label's."""
+    table, wanted = read_cells(file), [column.name for column in columns]
     for name in (*wanted, label):
         if name not in table:
             raise DataError(f"{file} has no column: {name}", nearest(name, list(table), "columns"))
@@ -189,11 +213,16 @@ def check_range(file: Path, column: Column, values: NDArray[np.float64]) -> None
         raise DataError(line, "is it in another unit? correct such values, or leave such samples out")
 
 
-def read_csv(file: Path) -> Mapping[str, Sequence[Any]]:
+def read_cells(file: Path, *, names_only: bool = False) -> Mapping[str, Sequence[Any]]:
+    """Read the cells of a table by the names of its columns; `names_only` leaves the cells out."""
+    return (read_csv if file.suffix.lower() == ".csv" else read_parquet)(file, names_only)
+
+
+def read_csv(file: Path, names_only: bool) -> Mapping[str, Sequence[Any]]:
     """Read a CSV file with a line of names; every other line has as many cells."""
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
-            names, *rows = [*csv.reader(lines)] or [[]]
+            names, *rows = [*islice(csv.reader(lines), 1 if names_only else None)] or [[]]
     except (OSError, UnicodeError, csv.Error) as error:
         raise DataError(f"{file} is not a CSV file: {error}", "its first line has the names, in UTF-8") from None
     if not names:
@@ -208,14 +237,14 @@ def read_csv(file: Path) -> Mapping[str, Sequence[Any]]:
     return {name: [row[place] for row in rows if row] for place, name in enumerate(names)}
 
 
-def read_parquet(file: Path) -> Mapping[str, Sequence[Any]]:
+def read_parquet(file: Path, names_only: bool) -> Mapping[str, Sequence[Any]]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
         raise DataError(f"{file} needs the package pyarrow.", "pip install pyarrow, or write CSV files") from None
     try:
-        read: Mapping[str, Sequence[Any]] = parquet.read_table(file).to_pydict()
-        return read
+        names: list[str] = parquet.read_schema(file).names
+        return dict.fromkeys(names, ()) if names_only else dict(parquet.read_table(file).to_pydict())
     except (OSError, ArrowException) as error:
         raise DataError(f"{file} is not a Parquet file: {first_line(error)}", "write it anew, or as CSV") from None
 

@@ -147,7 +147,7 @@ def checks_of(folder: Path, files: Collection[str]) -> dict[str, str | None]:
     except OSError as error:
         raise RunError(
             f"a file beside the checkpoint cannot be read back: {error.filename}: {error.strerror}",
-            "`fedkeel resume` goes on from the last checkpoint that is whole",
+            "`fedkeel resume`, for a federation `flwr run`, goes on from the last checkpoint that is whole",
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -114,6 +115,11 @@ def read_environment(path: Path) -> dict[str, Any]:
     return read_json(path / ENVIRONMENT)
 
 
+def is_of_federation(path: Path) -> bool:
+    """Whether the sites of a federation train the run in a folder, as its server notes."""
+    return read_environment(path).get("federation") is True
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """Read a file of a run; nothing where it is absent, an error where it is damaged."""
     with explain_os_errors(f"cannot read {file}", UNREAD):  # a name that is too long, a folder that is closed
@@ -219,5 +225,8 @@ def read_rounds(path: Path, needed: int | None = None) -> list[RoundRecord]:
 
 
 def resume_command(path: Path) -> str:
-    """Write the command that goes on with a run."""
+    """Write the command that goes on with a run; a federation's goes on with Flower's."""
+    with contextlib.suppress(FolderError):  # a damaged file is told where it is read for itself
+        if is_of_federation(path):
+            return "`flwr run`"
     return f"`fedkeel resume {shlex.quote(str(path))}`"

@@ -181,7 +181,8 @@ class RunFolder:
         )
 
     def _append(self, file: IO[str], text: str) -> None:
-        full, other = "free some space, then `fedkeel resume`", "let it be written, then `fedkeel resume`"
+        then = "then start the run again: it goes on"
+        full, other = f"free some space, {then}", f"let it be written, {then}"
         with explain_os_errors(f"cannot write {file.name}", other, RunError, full=full):
             file.write(text)
             file.flush()

@@ -33,7 +33,7 @@ from fedkeel.problems.try_out import try_out
 from fedkeel.randomness import in_turn
 from fedkeel.ranges import NonNegative
 from fedkeel.runs.callbacks import Callback
-from fedkeel.runs.claim import claim, warn_of_changes
+from fedkeel.runs.claim import check_same_clients, claim, warn_of_changes
 from fedkeel.runs.disk_room import check_room
 from fedkeel.runs.environment import (
     check_same_data,
@@ -131,6 +131,7 @@ class Place:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     stack: Sequence[str] = ()  # the folders of all runs that train as one stack
     latest: int | None = None  # the round from which the stack goes on
+    federation: bool = False  # sites train, and this machine does not
 
     def __post_init__(self) -> None:
         check_name(self.engine)
@@ -181,21 +182,19 @@ class Prepared:
             parts = (*loop.method.rules, *loop.plan.parts)
             made_with = environment(on.device, on.dtype, engine.name, on.command, engines, parts, on.track)
             asked = {"callbacks": list_callbacks(on.callbacks), "metrics": name_metrics(on.metrics)}
-            made_of: dict[str, Any] = {"data": data_digest(loop.plan)}
-            made_of["undivided"] = undivided_data(loop.experiment, loop.folder.path)
+            made_of: dict[str, Any] = {"data": data_digest(loop.plan), "federation": on.federation}
+            made_of |= {"undivided": undivided_data(loop.experiment, loop.folder.path), "stack": list(on.stack) or None}
             if loop.rounds_left():
                 made_of |= {"functions": describe_functions(loop.plan), "init": start_digest(loop.plan)}
             else:  # rounds of an older version do not say what made them
                 before = read_environment(loop.folder.path)
                 made_of |= {name: before.get(name) for name in ("functions", "init")}
             # first, so that every run tells `fedkeel resume` how it is made
-            stack = {"stack": list(on.stack)} if on.stack else {}
-            loop.folder.write_json(ENVIRONMENT, made_with | asked | made_of | stack)
+            loop.folder.write_json(ENVIRONMENT, made_with | asked | made_of)
             loop.folder.write_experiment(loop.experiment.save())
             loop.folder.begin(loop.lines, on.latest)
-            source = loop.plan.source
-            title = source.title if isinstance(source, Problem) else source.dataset
-            loop.folder.write_json(CLIENTS, {"problem": title, "sizes": loop.task.problem.data.sizes.tolist()})
+            made_on = loop.plan.source.title if isinstance(loop.plan.source, Problem) else loop.plan.source.dataset
+            loop.folder.write_json(CLIENTS, {"problem": made_on, "sizes": loop.task.problem.data.sizes.tolist()})
         if progress is not None:
             progress.started(loop.experiment, loop.done, engine.name)
         return Started(loop, engine, loop.run_rounds(engine, progress), partial(loop.conclude, engine, progress, tuner))
@@ -215,7 +214,7 @@ def prepare(
     if folder is not None:
         folder.open()
         closing.callback(folder.close)
-        claim(folder, experiment)
+        claim(folder, experiment, federation=on.federation)
     made = 0 if folder is None else len(rounds_in(folder.path).lines)
     if not made:
         plan.check_new()
@@ -281,6 +280,8 @@ def start(
     """Start a run on this machine, up to its first round."""
     prepared = prepare(experiment, out, on, closing)
     loop = prepared.loop
+    if loop.folder is not None and loop.done:
+        check_same_clients(loop.folder.path, loop.task.problem)
     if loop.rounds_left() and (told := describe_unmeasured(loop.plan, loop.task)) is not None:
         log.warning("%s", told)
 
@@ -294,7 +295,6 @@ def start(
 
     def tuner() -> Engine:
         everyone = RemainingWork(1, [int(client) for client in np.flatnonzero(loop.task.clients.sizes > 0)])
-        task = prepared.make_task(loop.task.problem)
-        return engine_for(loop.method.tuning, task, everyone, made.name).engine
+        return engine_for(loop.method.tuning, prepared.make_task(loop.task.problem), everyone, made.name).engine
 
     return prepared.start(made, choice, progress, tuner)

@@ -141,7 +141,7 @@ class ClientStore:
         except Damaged as error:
             raise RunError(
                 f"the state of client {client} cannot be read back: {error}",
-                "`fedkeel resume` goes on from the last checkpoint that is whole",
+                "`fedkeel resume`, for a federation `flwr run`, goes on from the last checkpoint that is whole",
             ) from error
         return from_arrays(arrays, facts["layouts"], f"{client}/", self.device)
 

@@ -40,6 +40,8 @@ def test_a_simulation_resumes(tmp_path):
     fk.run(exp.with_(rounds=2), out=tmp_path / "run", engine="flower", workers=2)
     again = fk.run(exp, out=tmp_path / "run", engine="flower", workers=2)
     same(fk.run(exp, engine="serial"), again)
+    more = exp.with_(rounds=5)  # and under another engine: its checkpoint has no trace of Flower
+    same(fk.run(more, engine="serial"), fk.run(more, out=tmp_path / "run", engine="serial"))
 
 
 def test_a_final_phase_follows_the_simulation():

@@ -101,6 +101,20 @@ def test_a_client_whose_data_changed_size_is_refused(caplog):
     assert "had 5 samples and now has 6" in caplog.text
 
 
+def test_tables_with_other_columns_than_those_of_a_node_that_is_there_are_refused(caplog):
+    """A node of an older version says none, and is taken; what a node that has gone said does not count."""
+    nodes = Nodes({7: says(0), 8: says(1) | {"columns": "a"}, 9: says(2) | {"columns": "b"}})
+    roster = NodeRegistry(nodes, 3, "x")
+    roster.update()
+    assert roster.nodes == {0: 7, 1: 8}
+    assert "refused node 9: the columns of client 2's tables have other names than those of client 1's" in caplog.text
+    nodes.said = {7: says(0), 5: says(1) | {"columns": "b"}}
+    roster.update()
+    nodes.said[9] = says(2) | {"columns": "b"}
+    roster.update()
+    assert roster.nodes == {0: 7, 1: 5, 2: 9}
+
+
 def test_a_node_that_was_silent_is_asked_again():
     nodes = Nodes({7: None})
     roster = NodeRegistry(nodes, 2, "x")

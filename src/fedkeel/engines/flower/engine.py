@@ -64,6 +64,7 @@ class FlowerEngine:
         self.trains = method.tuning if final else method
         self.sites, self.rounds = sites, 0
         self.lost: set[int] = set()  # clients without their state, who could not be asked once more in time
+        self.refused: set[int] = set()  # clients whose reports of this round were refused
         self.workspace = Workspace(task)
         self.expected = expected_messages(method, task)
         if final:  # slots of the other phases pass through
@@ -79,6 +80,7 @@ class FlowerEngine:
     ) -> list[ClientOutcome]:
         """Return the clients that answered in time and soundly; fewer than the minimum end the run."""
         self.rounds = round + 1
+        self.refused.clear()
         self.watch.begin_round(round + 1, message["params"], clients)
         known = dict(zip(clients, states, strict=True))
         records = pack(sent(self.method, message), "message/")
@@ -102,7 +104,9 @@ class FlowerEngine:
             )
         if not self.terms.diverged:
             self.bounds.remember(outcome.report for outcome in sound.values())
-        self.watch.note("counted", round=round + 1, clients=[c for c in clients if self.has_answered(sound.get(c))])
+        counted = [client for client in clients if self.has_answered(sound.get(client))]
+        self.refused.difference_update(counted)  # when they were asked again
+        self.watch.note("counted", round=round + 1, clients=counted)
         return [sound[client] for client in clients if client in sound]
 
     def has_answered(self, outcome: ClientOutcome | None) -> bool:
@@ -243,6 +247,7 @@ class FlowerEngine:
 
     def refuse(self, client: int, round: int, reason: object) -> None:
         node = self.registry.nodes.get(client, 0)
+        self.refused.add(client)
         log.warning("round %d: refused the reply of node %d (client %d): %s", round + 1, node, client, reason)
         self.watch.note("refused", round=round + 1, client=client, node=node, reason=str(reason))
 
@@ -253,10 +258,14 @@ class FlowerEngine:
         return [self.workspace.score(params, buffers, part) for part in self.task.parts(split)]
 
     def ask_sites(self, params: Tree, buffers: Tree | None, sites: SiteLedger) -> list[Scores]:
-        """Have every site score a model on its own test share; their sums and counts are added in client order."""
+        """Have every site score a model on its own test share; their sums and counts are added in client order.
+
+        A site whose report of the round was refused is not asked: it may have other data than it had.
+        """
         model = pack({"params": params} | ({} if buffers is None else {"buffers": buffers}), "model/")
         round, like, targets = self.rounds - 1, empty_scores(self.task), count_targets(self.task)
         everyone = [int(client) for client in np.flatnonzero(self.task.clients.sizes > 0)]
+        everyone = [client for client in everyone if client not in self.refused]
         content = RecordDict({**model, "config": ConfigRecord({"round": round})})
         found: dict[int, State] = {}
         for client, reply in self.exchange(

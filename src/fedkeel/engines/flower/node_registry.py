@@ -69,6 +69,7 @@ class NodeRegistry:
         self.on_join: Callable[[], None] = lambda: None  # called when a client gets an owner
         self.nodes: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
+        self.columns: dict[int, object] = {}  # by client, a hash of the names of its tables' columns, if it says one
         self.strangers: set[int] = set()
 
     def update(self, wanted: Collection[int] | None = None) -> bool:
@@ -118,6 +119,7 @@ class NodeRegistry:
             self._check_owner(node, client, self.owners)
         if client in self.nodes:
             raise ClientTaken(f"it claims to be client {client}, which node {self.nodes[client]} is")
+        self._check_columns(client, facts.get("columns"))
         if self.sizes.setdefault(client, size) != size:
             raise Refused(f"client {client} had {self.sizes[client]} samples and now has {size}")
         self.nodes[client] = node
@@ -133,6 +135,18 @@ class NodeRegistry:
         for other, owner in owners.items():
             if owner == node and other != client:
                 raise Refused(f"its key is that of client {other}, and it claims to be client {client}")
+
+    def _check_columns(self, client: int, columns: object) -> None:
+        """Refuse tables whose columns have other names than those of another node's: they would be read as these."""
+        self.columns.pop(client, None)
+        for other, theirs in self.columns.items():
+            if columns is not None and other in self.nodes and columns != theirs:
+                raise Refused(
+                    f"the columns of client {client}'s tables have other names than those of client {other}'s: "
+                    "`fedkeel site check` shows them at each site; --columns names those that are read"
+                )
+        if columns is not None:
+            self.columns[client] = columns
 
     def wait(self, count: int, seconds: float, enough: int) -> None:
         """Wait until so many clients have a node, or time is up and `enough` have.
