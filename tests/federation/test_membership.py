@@ -178,6 +178,22 @@ def test_rolled_back_and_trained_again_is_what_it_was(folders):
     same(first, again)
 
 
+def test_the_run_folder_may_be_the_current_one(folders, monkeypatch):
+    go_on(folders, experiment(2))
+    (folders / "run" / "more").mkdir()
+    for place, out in (("run", "."), ("run/more", ".."), (".", "run")):
+        monkeypatch.chdir(folders / place)
+        for command in (["site", "status", out], ["site", "audit", out], ["site", "rollback", out]):
+            said = CliRunner().invoke(commands, command)
+            assert (said.exit_code, said.exception) == (0, None), (place, command)
+        assert CliRunner().invoke(commands, ["report", out, "--out", str(folders / "page.html")]).exit_code == 0
+    said = CliRunner().invoke(commands, ["site", "rollback", str(folders / "0")])
+    assert "is not a run: it has no experiment.toml" in str(said.exception)
+    for seconds in ("nan", "-1", "inf"):
+        said = CliRunner().invoke(commands, ["site", "status", "run", "--silent", seconds])
+        assert "--silent" in str(said.exception)
+
+
 def test_what_cannot_be_rolled_back_to_is_told(folders):
     go_on(folders, experiment(3), history=2)
     out = folders / "run"

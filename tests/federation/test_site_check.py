@@ -182,6 +182,18 @@ def test_the_connection_and_the_clock(keys, tmp_path, today):
             found(keys, wrong_address, now=today)
 
 
+def test_an_address_of_ipv6_stands_in_brackets(keys, today, monkeypatch):
+    asked = []
+
+    def connect(address, timeout):
+        asked.append(address)
+        raise ConnectionRefusedError("refused")
+
+    monkeypatch.setattr("fedkeel.federation.site_check.socket.create_connection", connect)
+    assert ("connection", "failed") in wrong(found(keys, "[::1]:8000", now=today))
+    assert asked == [("::1", 8000)]
+
+
 def test_clocks_that_differ():
     def judged(text):
         return judge_clock(text, NOW).state
@@ -222,6 +234,10 @@ def test_settings_are_those_of_the_script():
     }  # fmt: skip
     with pytest.raises(RequestError, match="cannot be read"):
         read_node_settings("data-dir=/data")
+    for dropped in ('data-dir = "/x"', 'data-dir ="/x"', 'n=3 data-dir= "/x"', "data-dir"):  # Flower leaves these out
+        with pytest.raises(RequestError, match="cannot be read: data-dir") as refused:
+            read_node_settings(dropped)
+        assert refused.value.hint.endswith("without spaces around =")
 
 
 def test_the_command(fedkeel, keys):

@@ -62,6 +62,7 @@ def test_tables_of_one_folder_have_the_same_columns_where_none_are_named(tmp_pat
         ("x,y, x,label\n1,2,3,0\n", "names a column twice"),
         ("", "not a CSV file: its first line is empty"),
         ("5.1,3.5,0\n4.9,3,1\n", "the first line of .* holds numbers, and no names of columns"),
+        ("x;y;label\n1,5;2,5;0\n", r"the cells of .* are not divided by commas\.$"),
     ],
 )
 def test_a_table_that_cannot_be_is_refused_in_one_line(tmp_path, text, told):
@@ -183,6 +184,15 @@ def test_images_that_would_not_be_read_are_refused(tmp_path, name):
     with pytest.raises(DataError, match="would not be read: ") as refused:
         read_site_files(tmp_path, [], "label", form)
     assert str(Path(name)) in refused.value.message
+
+
+def test_a_data_dir_is_a_folder(tmp_path):
+    write(tmp_path / "a", "x,label\n1,0\n")
+    (tmp_path / "a" / "0").mkdir()
+    for place in (tmp_path / "a" / "t.csv", tmp_path / "a"):
+        with pytest.raises(DataError) as refused:
+            read_site_files(place, ["x"], "label", (torch.zeros(1, 1), torch.zeros(1).long()))
+        assert re.search("data-dir is a folder", refused.value.hint)
 
 
 def test_files_that_other_programs_hide_are_not_read(tmp_path):

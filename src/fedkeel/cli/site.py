@@ -77,15 +77,14 @@ def rollback(
     removed. A site whose state is newer begins from the server's copy of it, or from zero.
     """
     from fedkeel.cli.console import stderr
-    from fedkeel.errors import RequestError
+    from fedkeel.core.states import beside
     from fedkeel.federation.audit import AUDIT, AuditLog
     from fedkeel.federation.history import list_rounds, roll_back
-    from fedkeel.federation.membership import beside
     from fedkeel.federation.server_lock import hold_place
+    from fedkeel.runs.folder import read_experiment
     from fedkeel.text import plural
 
-    if not out.is_dir():
-        raise RequestError(f"there is no folder {out}", "give the folder that `out` of the app names")
+    read_experiment(out)  # what is no run is refused
     if to is None:
         for number in list_rounds(out):
             typer.echo(number)
@@ -112,8 +111,8 @@ def audit(
     """
     import json
 
+    from fedkeel.core.states import beside
     from fedkeel.federation.audit import AUDIT, check_witness, read_chain
-    from fedkeel.federation.membership import beside
 
     lines = read_chain(beside(out, AUDIT))
     seen = {file: check_witness(lines, file) for file in witness or ()}
@@ -145,9 +144,13 @@ def status(
     """
     import time
 
+    from fedkeel.core.states import beside
+    from fedkeel.errors import RequestError
     from fedkeel.federation.gauges import METRICS, judge, read_gauges
-    from fedkeel.federation.membership import beside
+    from fedkeel.ranges import NonNegative
+    from fedkeel.typed_values import read_values
 
+    read_values({"--silent": silent}, {"--silent": NonNegative}, RequestError, examples={"--silent": 3600})
     code, line = judge(read_gauges(beside(out, METRICS)), silent, time.time())
     typer.echo(line)
     raise typer.Exit(code)

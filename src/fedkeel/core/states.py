@@ -86,6 +86,12 @@ def write_text(path: Path, text: str, *, synced: bool = True) -> None:
     write_atomically(path, lambda temporary: temporary.write_bytes(body), synced=synced)
 
 
+def beside(folder: Path, suffix: str) -> Path:
+    """Return a file that lies beside a folder and is called like it; `.` and `..` have names of their own."""
+    named = folder if folder.name not in ("", "..") else Path(os.path.abspath(folder))
+    return named.with_name(f"{named.name}{suffix}")
+
+
 def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to the disk."""
     if WINDOWS and path.is_dir():  # it opens no folder, and flushes only what may be written to

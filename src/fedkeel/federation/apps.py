@@ -17,7 +17,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedkeel.core.states import write_text
+from fedkeel.core.states import beside, write_text
 from fedkeel.engines.choose import Choice
 from fedkeel.engines.flower.bounds import SlotBounds
 from fedkeel.engines.flower.checks import Terms
@@ -31,7 +31,7 @@ from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FedkeelError, FolderError, RequestError, blame_own_code
 from fedkeel.federation.handshake import check_test_columns, describe_side
 from fedkeel.federation.local_data import PARTITION, node_problem, server_problem
-from fedkeel.federation.membership import BOUNDS, FIXED, NODES, SIZES, ask_sizes, beside, read_owners
+from fedkeel.federation.membership import BOUNDS, FIXED, NODES, SIZES, ask_sizes, read_owners
 from fedkeel.federation.operations import Operations
 from fedkeel.federation.scoring_place import check_site_test, check_validation, note_unmeasured
 from fedkeel.federation.server_lock import hold_place

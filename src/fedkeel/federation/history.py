@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from fedkeel.core.states import Damaged
+from fedkeel.core.states import Damaged, beside
 from fedkeel.errors import FolderError, RequestError, explain_os_errors
-from fedkeel.federation.membership import BOUNDS, beside
+from fedkeel.federation.membership import BOUNDS
 from fedkeel.runs.checkpoint import Checkpoint, list_checkpoints, put_aside, round_of
 from fedkeel.runs.folder import ROUNDS
 from fedkeel.runs.run_folder import RunFolder

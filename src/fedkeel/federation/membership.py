@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedkeel.core.states import write_text
+from fedkeel.core.states import beside, write_text
 from fedkeel.errors import FolderError, RequestError, RunError
 from fedkeel.runs.folder import read_text
 
@@ -22,11 +22,6 @@ log = logging.getLogger("fedkeel")
 FIXED, AT_START = "fixed", "at-start"
 SIZES, NODES, BOUNDS = "-clients.json", "-nodes.json", "-bounds.json"
 """Files beside a run folder: samples of each client (only where data are the nodes' own), its node, usual reports."""
-
-
-def beside(out: Path, suffix: str) -> Path:
-    """Return a file of the federation beside its run folder, which is like any other run's."""
-    return out.with_name(f"{out.name}{suffix}")
 
 
 def ask_sizes(

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedkeel.core.states import beside
 from fedkeel.core.trees import Tree
 from fedkeel.engines.flower.node_registry import Watch
 from fedkeel.errors import FolderError, RunError, explain_os_errors
 from fedkeel.federation.audit import AUDIT, AuditLog
 from fedkeel.federation.gauges import FINISHED, METRICS, STOPPED, Gauges, read_gauges
 from fedkeel.federation.history import keep_checkpoint
-from fedkeel.federation.membership import beside
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord, digest
 

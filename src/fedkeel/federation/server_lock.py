@@ -9,8 +9,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from fedkeel.core.states import beside
 from fedkeel.errors import FolderError, RunError, explain_os_errors
-from fedkeel.federation.membership import beside
 
 log = logging.getLogger("fedkeel")
 

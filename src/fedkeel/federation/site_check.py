@@ -123,11 +123,12 @@ def check_connection(keys: Path, superlink: str, now: datetime) -> Iterator[Find
     host, _, port = superlink.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65_535:
         raise RequestError(f"a SuperLink is HOST:PORT, not {superlink}", "for example: server.example.org:8000")
+    name = host.removeprefix("[").removesuffix("]")  # of an address of IPv6
     try:
         trusted = ssl.create_default_context(cafile=str(keys / "ca.crt"))
         with (
-            socket.create_connection((host, int(port)), PATIENCE) as plain,
-            trusted.wrap_socket(plain, server_hostname=host) as link,
+            socket.create_connection((name, int(port)), PATIENCE) as plain,
+            trusted.wrap_socket(plain, server_hostname=name) as link,
         ):
             certificate: Mapping[str, Any] = link.getpeercert() or {}
             link.sendall(f"HEAD / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
@@ -166,12 +167,16 @@ def judge_clock(answer: str, now: datetime) -> Finding:
 
 
 def read_node_settings(text: str) -> dict[str, Any]:
-    """Read settings as they are given to supernode.sh: data-dir="/data" device="cuda"."""
-    pairs = re.findall(r"""([\w.-]+)=("[^"]*"|'[^']*'|\S+)""", text)
+    """Read settings as they are given to supernode.sh: data-dir="/data" device="cuda". Flower leaves out what does not
+    look like this, such as a setting with spaces around its =; here it is refused."""
+    setting, hint = r"""([\w.-]+)=("[^"]*"|'[^']*'|\S+)""", "data-dir=\"/data\" device='cuda', without spaces around ="
+    pairs = re.findall(setting, text)
+    if left := re.sub(setting, "", text).strip():
+        raise RequestError(f"settings of a node cannot be read: {left}", hint)
     try:
         return {name: tomllib.loads(f"value = {value}")["value"] for name, value in pairs}
     except tomllib.TOMLDecodeError:
-        raise RequestError(f"settings of a node cannot be read: {text}", "data-dir=\"/data\" device='cuda'") from None
+        raise RequestError(f"settings of a node cannot be read: {text}", hint) from None
 
 
 def check_work(app: Path, client: int, settings: Mapping[str, Any], trust: bool) -> Iterator[Finding]:

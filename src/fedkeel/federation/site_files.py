@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.data.csv_files import refuse_numbers
+from fedkeel.data.csv_files import name_divider, refuse_numbers
 from fedkeel.data.storage.pictures import decode_image
 from fedkeel.data.table_files import SUFFIXES, is_hidden, lies_hidden, refuse_others
 from fedkeel.errors import DataError, nearest
@@ -22,7 +22,7 @@ from fedkeel.text import first_line, plural, split_words
 IMAGES = (".png", ".jpg", ".jpeg")
 OTHER_IMAGES = (".bmp", ".dcm", ".gif", ".tif", ".tiff", ".webp")
 LABEL = "label"
-FILES = "put CSV or Parquet files there, or images in a folder for each class: 0/one.png, 1/two.png"
+FILES = "data-dir is a folder of CSV or Parquet files, or of images in a folder for each class: 0/one.png, 1/two.png"
 EXACT = (1 << 53) - 1  # up to here a float64, as which cells are read, holds every whole number
 Sample = tuple[Tensor, ...]
 
@@ -106,7 +106,7 @@ def read_site_files(folder: Path, columns: Sequence[str], label: str, like: Samp
     if not files and not classes:
         raise DataError(f"{folder} holds neither tables nor classes of images.", FILES)
     if files and classes:
-        raise DataError(f"{folder} holds tables and classes of images.", "keep one kind, or set data-dir to a table")
+        raise DataError(f"{folder} holds tables and classes of images.", "keep one kind: data-dir is a folder of one")
     if classes:
         refuse_unread(folder, classes)
         return read_images(classes, like)
@@ -228,6 +228,8 @@ def read_csv(file: Path, names_only: bool) -> Mapping[str, Sequence[Any]]:
     if not names:
         raise DataError(f"{file} is not a CSV file: its first line is empty.", "it has the names, in UTF-8")
     refuse_numbers(file, names)
+    if divider := name_divider(names):
+        raise DataError(f"the cells of {file} are not divided by commas.", divider)
     names = [name.strip() for name in names]
     if len({*names}) < len(names):
         raise DataError(f"{file} names a column twice.", "give each column its own name")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedkeel.core.states import beside
 from fedkeel.data.storage.line_file import append_line, read_whole_lines
 from fedkeel.errors import RunError, explain_os_errors
 from fedkeel.problems.predictions import Scores
@@ -53,7 +54,7 @@ def means(scores: Scores) -> dict[str, Any]:
 
 def sites_file(out: Path) -> Path:
     """Return the file beside a run folder that holds what sites measured."""
-    return out.with_name(f"{out.name}-sites.jsonl")
+    return beside(out, "-sites.jsonl")
 
 
 def read_sites(file: Path, rounds: int) -> dict[int, dict[str, float | None]]:
