@@ -284,7 +284,8 @@ def test_commands_reproduce_each_run(tmp_path, drawn_only):
 
 def test_only_runs_of_python_are_told_to_be_made_from_python(tmp_path, drawn_only):
     typed = "fedkeel run --problem own:problem"
-    for name, command in (("python", None), ("script", ["train.py"]), ("shell", ["/bin/fedkeel", *typed.split()[1:]])):
+    made = {"python": None, "script": ["train.py"], "module": ["/mine/train/__main__.py", "run"]}
+    for name, command in (made | {"shell": ["/bin/fedkeel", *typed.split()[1:]]}).items():
         settings = {"rounds": 1, "participation": 1.0, "epochs": 1, "batch_size": 8}
         fk.run(
             fk.Experiment(problem=small_problem(), **settings), out=tmp_path / name, engine="serial", command=command

@@ -161,7 +161,8 @@ class Source:
         """What was typed when it was made, where that was the command line."""
         given = self.environment.get("command")
         words = [str(word) for word in given] if isinstance(given, list) else []
-        if not words or Path(words[0]).name not in ("fedkeel", "__main__.py"):
+        program = Path(words[0]) if words else Path()
+        if "fedkeel" not in (program.stem, program.parent.name if program.name == "__main__.py" else ""):
             return None
         return shlex.join(["fedkeel", *words[1:]])
 
