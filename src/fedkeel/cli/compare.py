@@ -143,7 +143,7 @@ def show(
 
 
 def show_accuracy(made: Comparison, lines: Sequence[str] = ()) -> None:
-    """Accuracies in %; other measures as they are, and below, which it is. There stand the `lines`, too."""
+    """Show accuracies in %, other measures as they are; below stand the name of such a measure, and the `lines`."""
     from fedkeel.studies.caveats import judged_as
     from fedkeel.studies.compare import describe_difference
     from fedkeel.studies.publish import make_rows, scale_and_form, title_columns

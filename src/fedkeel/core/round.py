@@ -198,13 +198,12 @@ def measure_moves(method: Method, reports: State) -> Tensor:
     return lengths
 
 
-def own_moves(method: Method, reports: State, states: Sequence[State]) -> Tree:
+def own_moves(method: Method, deltas: Tree, states: Sequence[State]) -> Tree:
     """Return each client's move, w_i − w_t, where rules report more; `states` are the clients' after the round."""
-    moves: Tree = reports["delta"]
     for slot in (slot for rule in method.rules for slot in rule.adds):
-        added: Tree = stack([{slot: state[slot]} for state in states])[slot]
-        moves = moves - added
-    return moves
+        added: Tree = stack([state[slot] for state in states])
+        deltas = deltas - added
+    return deltas
 
 
 # ---- the server's half ---------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ def take_up(found: Checkpoint, method: Method, population: int) -> State:
     """
     fresh = init_server(method, found.server["params"], found.server.get("buffers"))
     for slot in fresh.keys() - found.server.keys():
-        log.warning("the checkpoint of round %d was written without %s, which begins anew", found.round, slot)
+        log.warning("the checkpoint of round %d is older, and lacks %s: it begins as in a new run", found.round, slot)
     server = {slot: found.server.get(slot, new) for slot, new in fresh.items()} | found.server
     return admit_clients(method, server, found.population or population, population)
 

@@ -226,7 +226,7 @@ def read_rounds(path: Path, needed: int | None = None) -> list[RoundRecord]:
 
 def resume_command(path: Path) -> str:
     """Write the command that goes on with a run; a federation's goes on with Flower's."""
-    with contextlib.suppress(FolderError):  # a damaged file is told where it is read for itself
+    with contextlib.suppress(FolderError):  # who needs the file itself says that it is damaged
         if is_of_federation(path):
             return "`flwr run`"
     return f"`fedkeel resume {shlex.quote(str(path))}`"

@@ -83,7 +83,7 @@ class Loop:
         self.judge = Judge(self.plan, task, method, self.store, self.seconds)
         self.saved, self.saving, self.checkpoint_seconds, self.clock = -1, 0.0, checkpoint_seconds, SaveClock()
         self.server_engine: SerialEngine | None = None
-        self.captured = set[int]()  # sizes of stacks
+        self.captured = set[int]()  # what a StackedEngine on a GPU has captured
         self.participation = self.plan.participation_of(task.clients.sizes)
 
     def rounds_left(self) -> int:

@@ -60,7 +60,7 @@ def observe_drift(seen: Seen) -> dict[str, float]:
     """
     if not seen.reports["delta"].layout.size:
         return {}
-    found = drift(own_moves(seen.method, seen.reports, seen.states)).named()
+    found = drift(own_moves(seen.method, seen.reports["delta"], seen.states)).named()
     return {f"update/{name}": value for name, value in found.items() if name != "mean"}
 
 
@@ -69,7 +69,7 @@ def observe_spectrum(seen: Seen) -> dict[str, float]:
     sent: Tree = seen.reports["delta"]
     if len(sent.buffer) < 2 or not sent.layout.size:
         return {}
-    found = band_drift(own_moves(seen.method, seen.reports, seen.states), BANDS, by_layer=False)
+    found = band_drift(own_moves(seen.method, sent, seen.states), BANDS, by_layer=False)
     distance, deviation = torch.stack([found.distance, found.deviation]).tolist()
     return {f"spectrum/distance/{m}": value for m, value in enumerate(distance, 1)} | {
         f"spectrum/deviation/{m}": value for m, value in enumerate(deviation, 1)

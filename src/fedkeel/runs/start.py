@@ -193,8 +193,8 @@ class Prepared:
             loop.folder.write_json(ENVIRONMENT, made_with | asked | made_of)
             loop.folder.write_experiment(loop.experiment.save())
             loop.folder.begin(loop.lines, on.latest)
-            made_on = loop.plan.source.title if isinstance(loop.plan.source, Problem) else loop.plan.source.dataset
-            loop.folder.write_json(CLIENTS, {"problem": made_on, "sizes": loop.task.problem.data.sizes.tolist()})
+            title = loop.plan.source.title if isinstance(loop.plan.source, Problem) else loop.plan.source.dataset
+            loop.folder.write_json(CLIENTS, {"problem": title, "sizes": loop.task.problem.data.sizes.tolist()})
         if progress is not None:
             progress.started(loop.experiment, loop.done, engine.name)
         return Started(loop, engine, loop.run_rounds(engine, progress), partial(loop.conclude, engine, progress, tuner))

@@ -143,13 +143,13 @@ class Subject(Probe):
     @cached_property
     def updates(self) -> Tree:
         """w_i less the model sent after one more round of local training, stacked; of the layers that are sent."""
-        reports = stack([outcome.report for outcome in self.outcomes])
-        if not reports["delta"].layout.size:
+        deltas: Tree = stack([outcome.report["delta"] for outcome in self.outcomes])
+        if not deltas.layout.size:
             raise RequestError(
                 'a rule of this method leaves "delta" of the reports empty, so what clients learned is not known.',
                 "leave out what is of clients' models: --drift, --cka, --embedding, --clusters",
             )
-        return own_moves(self.method, reports, [outcome.state for outcome in self.outcomes])
+        return own_moves(self.method, deltas, [outcome.state for outcome in self.outcomes])
 
     # ---- models --------------------------------------------------------------------------------------------------
     def model(self, params: Tree, buffers: Tree | None = None) -> nn.Module:
